@@ -70,6 +70,16 @@ def unseen(subject, reference):  # noqa: F811  (the fixture of that name)
 
 
 @pytest.fixture
+def triton_on_the_cpu():
+    """Triton's kernels run in the simulator, on tensors of the CPU."""
+    from lab import simulator
+
+    simulator.activate_triton()
+    yield
+    simulator.deactivate_triton()
+
+
+@pytest.fixture
 def command(monkeypatch, capsys):
     """command(app, name, *words) -> (exit code, stdout, stderr) of a floor's command, in this
     process."""

@@ -1,4 +1,5 @@
-"""Given code round exercises of the graph: it returns what came out, and asserts nothing.
+"""Given code round exercises of the graph, and models for tests: nothing here asserts.
 
 compile_driver  operators and compiled functions of g09
+random_llama    a small Llama of random weights
 """

@@ -9,13 +9,9 @@ import numpy as np
 import pytest
 
 from lab.judge.mistakes import mistake, raises
-from lab.judge.subject import Raised
 
 Shape = namedtuple("Shape", "L C H G D F V tied")
 LLAMA_8B = Shape(32, 4096, 32, 8, 128, 14336, 128256, False)
-# As the models' own pages state them, exactly.
-PUBLISHED = {"SmolLM-135M": 134_515_008, "Llama-3.2-1B": 1_235_814_400,
-             "Llama-3.1-8B": 8_030_261_248, "Llama-3.1-70B": 70_553_706_496}
 # Of the first sizes no two are alike, nor are two of their quotients: a factor that is left out
 # shows which it was.
 RAGGED = (Shape(13, 357, 21, 3, 11, 37, 101, False), Shape(2, 12, 3, 1, 4, 17, 29, True))
@@ -126,15 +122,27 @@ def byte_kind(index):
     return f"{('weights', 'activations', 'cache')[index[1]]} of {OPERATIONS[index[0]]}"
 
 
-def but(values, **changes):
-    """The values of a dict, some of them changed: what a mistake makes of them."""
-    return list({**values, **changes}.values())
+def sides_added(m, times):
+    """What comes of matrices whose sides are added; `times` of each layer's."""
+    sides = {"qkv": m.C + (m.H + 2 * m.G) * m.D, "out": m.H * m.D + m.C,
+             "gate_up": m.C + 2 * m.F, "down": m.F + m.C}
+    return "the sides of a matrix are added, not multiplied", {
+        name: times * m.L * side for name, side in sides.items()}
 
 
-def rescaled(want, over, under):
-    """The FLOPs of a step where those of the layers' matrices have another factor."""
-    return but(want, **{operation: n // under * over for operation, n in want.items()
-                        if operation not in ("attention", "lm_head")})
+def with_changes(want, mistakes):
+    """{id: (sentence, values)} from {id: (sentence, {key: other value})}."""
+    return {name: (sentence, list({**want, **changes}.values()))
+            for name, (sentence, changes) in mistakes.items()}
+
+
+def judge_guess(got, cases, right, text):
+    """cases: [(whether a guess is so, id, sentence)]; the first that is so names the mistake
+    text: of a wrong guess, with places for {got} and {why}"""
+    assert isinstance(got, (int, float)), mistake(
+        "no_number", f"a prediction is a number, got {got!r}")
+    name, why = next((name, why) for applies, name, why in cases if applies(got))
+    assert right(got), mistake(name, text.format(got=f"{got:g}", why=why), why)
 
 
 # ---- parameters
@@ -144,86 +152,79 @@ def test_count_parameters(subject, agree, rng):
     earlier = parameters(RAGGED[0])
     for m in (*shapes(rng), LLAMA_8B):
         want = parameters(m)
-        layer = {p: want[p] // m.L for p in ("qkv", "out", "gate_up", "down")}
         answer = subject.count_parameters(subject.Llama("", *m))
         assert not (m.tied and isinstance(answer, dict)) or "lm_head" in answer, mistake(
             "no_tied_key", 'count_parameters: the key "lm_head" is missing for a tied model; '
                            'expected 0 there')
         got = row(answer, PARTS, "count_parameters")
         agree(got, list(want.values()), what=f"parameters of {sizes(m)}",
-              at=lambda i: PARTS[i[0]], mistakes={
-            "earlier_call": ("results of an earlier call are kept",
-                             but(earlier, lm_head=want["lm_head"])),
-            "h_keys": ("keys and values are given H heads; they have G",
-                       but(want, qkv=m.L * m.C * 3 * m.H * m.D)),
-            "square_out": ("`out` is counted as C × C; it turns H · D numbers into C",
-                           but(want, out=m.L * m.C * m.C)),
-            "c_by_h": ("the head width is computed as C / H; use m.D",
-                       but(want, qkv=m.L * m.C * (m.H + 2 * m.G) * (m.C // m.H),
-                           out=m.L * m.C * m.C)),
-            "c_by_h_in_qkv": ("the head width is computed as C / H in `qkv`; use m.D",
-                              but(want, qkv=m.L * m.C * (m.H + 2 * m.G) * (m.C // m.H))),
-            "c_queries": ("the queries are counted as C numbers; they are H · D",
-                          but(want, qkv=m.L * m.C * (m.C + 2 * m.G * m.D))),
-            "c_qkv": ("queries, keys and values are counted as C numbers each",
-                      but(want, qkv=m.L * m.C * 3 * m.C)),
-            "queries_alone": ("queries are counted, but neither keys nor values",
-                              but(want, qkv=m.L * m.C * m.H * m.D)),
-            "one_key_head": ("all heads share one key and one value head, as if G were 1",
-                             but(want, qkv=m.L * m.C * (m.H + 2) * m.D)),
-            "f_is_4c": ("F is computed as 4 · C; use m.F",
-                        but(want, gate_up=2 * m.L * m.C * 4 * m.C, down=m.L * 4 * m.C * m.C)),
-            "norm_hd": ("a norm is counted as H · D numbers; it has C",
-                        but(want, norms=(2 * m.L + 1) * m.H * m.D)),
-            "norm_d": ("a norm is counted as D numbers; it has C",
-                       but(want, norms=(2 * m.L + 1) * m.D)),
-            "norm_shift": ("a norm is given a scale and a shift for each channel; here it has a "
-                           "scale alone", but(want, norms=2 * want["norms"])),
-            "norm_one": ("a norm is counted as one number; it has one for each channel",
-                         but(want, norms=2 * m.L + 1)),
-            "norm_brackets": ("brackets are missing: 2 · L + C is not (2 · L + 1) · C",
-                              but(want, norms=2 * m.L + m.C)),
-            "norms_of_a_layer": ("the norms of one layer are counted, not those of all",
-                                 but(want, norms=3 * m.C)),
-            "sides_added": ("the sides of a matrix are added, not multiplied",
-                            but(want, qkv=m.L * (m.C + (m.H + 2 * m.G) * m.D), out=m.L * (m.H *
-                                m.D + m.C), gate_up=m.L * (m.C + 2 * m.F), down=m.L * (m.F +
-                                m.C))),
-            "tied_reversed": ("`tied` is read the wrong way round, or no model is given a matrix "
-                              "for lm_head",
-                              list(want.values()) if m.tied else but(want, lm_head=0)),
-            "tied_as_head": ("the tied matrix is counted as lm_head and not as embedding",
-                             but(want, embedding=0, lm_head=m.C * m.V) if m.tied else
-                                 list(want.values())),
-            "embedding_a_layer": ("the embedding is counted once per layer",
-                                  but(want, embedding=m.L * m.C * m.V)),
-            "up_alone": ("only `up` is counted; `gate_up` has the gate as well",
-                         but(want, gate_up=m.L * m.C * m.F)),
-            "tied_counted": ("the lm_head of a tied model is counted; it uses the embedding's "
-                             "matrix", but(want, lm_head=m.C * m.V)),
-            "no_last_norm": ("the last norm, after the layers, is forgotten",
-                             but(want, norms=2 * m.L * m.C)),
-            "one_norm": ("each layer is given one norm instead of two",
-                         but(want, norms=(m.L + 1) * m.C)),
-            "one_layer": ("one layer is counted instead of all", but(want, **layer)),
-            "keys_alone": ("keys are counted and values are not",
-                           but(want, qkv=m.L * m.C * (m.H + m.G) * m.D))})
+              at=lambda i: PARTS[i[0]], mistakes=with_changes(want, {
+                  "earlier_call": ("results of an earlier call are kept",
+                                   earlier | {"lm_head": want["lm_head"]}),
+                  **parameters_wrong(m, want)}))
         earlier = want
 
 
+def parameters_wrong(m, want):
+    """{id: (sentence, {part: its parameters})}"""
+    columns, width, keys = m.L * m.C, m.H * m.D, 2 * m.G * m.D
+    return {
+        "h_keys": ("keys and values are given H heads; they have G", {"qkv": columns * 3 * width}),
+        "square_out": ("`out` is counted as C × C; it turns H · D numbers into C",
+                       {"out": columns * m.C}),
+        "c_by_h": ("the head width is computed as C / H; use m.D",
+                   {"qkv": columns * (m.H + 2 * m.G) * (m.C // m.H), "out": columns * m.C}),
+        "c_by_h_in_qkv": ("the head width is computed as C / H in `qkv`; use m.D",
+                          {"qkv": columns * (m.H + 2 * m.G) * (m.C // m.H)}),
+        "c_queries": ("the queries are counted as C numbers; they are H · D",
+                      {"qkv": columns * (m.C + keys)}),
+        "c_qkv": ("queries, keys and values are counted as C numbers each",
+                  {"qkv": columns * 3 * m.C}),
+        "queries_alone": ("queries are counted, but neither keys nor values",
+                          {"qkv": columns * width}),
+        "one_key_head": ("all heads share one key and one value head, as if G were 1",
+                         {"qkv": columns * (m.H + 2) * m.D}),
+        "f_is_4c": ("F is computed as 4 · C; use m.F",
+                    {"gate_up": 2 * columns * 4 * m.C, "down": 4 * columns * m.C}),
+        "norm_hd": ("a norm is counted as H · D numbers; it has C",
+                    {"norms": (2 * m.L + 1) * width}),
+        "norm_d": ("a norm is counted as D numbers; it has C", {"norms": (2 * m.L + 1) * m.D}),
+        "norm_shift": ("a norm is given a scale and a shift for each channel; here it has a scale "
+                       "alone", {"norms": 2 * want["norms"]}),
+        "norm_one": ("a norm is counted as one number; it has one for each channel",
+                     {"norms": 2 * m.L + 1}),
+        "norm_brackets": ("brackets are missing: 2 · L + C is not (2 · L + 1) · C",
+                          {"norms": 2 * m.L + m.C}),
+        "norms_of_a_layer": ("the norms of one layer are counted, not those of all",
+                             {"norms": 3 * m.C}),
+        "sides_added": sides_added(m, 1),
+        "tied_reversed": ("`tied` is read the wrong way round, or no model is given a matrix for "
+                          "lm_head", {} if m.tied else {"lm_head": 0}),
+        "tied_as_head": ("the tied matrix is counted as lm_head and not as embedding",
+                         {"embedding": 0, "lm_head": m.C * m.V} if m.tied else {}),
+        "embedding_a_layer": ("the embedding is counted once per layer",
+                              {"embedding": columns * m.V}),
+        "up_alone": ("only `up` is counted; `gate_up` has the gate as well",
+                     {"gate_up": columns * m.F}),
+        "tied_counted": ("the lm_head of a tied model is counted; it uses the embedding's matrix",
+                         {"lm_head": m.C * m.V}),
+        "no_last_norm": ("the last norm, after the layers, is forgotten", {"norms": 2 * columns}),
+        "one_norm": ("each layer is given one norm instead of two", {"norms": (m.L + 1) * m.C}),
+        "one_layer": ("one layer is counted instead of all",
+                      {p: want[p] // m.L for p in ("qkv", "out", "gate_up", "down")}),
+        "keys_alone": ("keys are counted and values are not",
+                       {"qkv": columns * (width + m.G * m.D)})}
+
+
 def test_predict_mlp_share(subject):
-    got = subject.predict_mlp_share()
     parts = parameters(LLAMA_8B)
-    assert isinstance(got, (int, float)), mistake(
-        "no_number", f"a prediction is a number, got {got!r}")
     want = (parts["gate_up"] + parts["down"]) / sum(parts.values())
-    name, sentence = (
-        ("percent", "a share is at most 1; 70 % is written 0.7") if got > 1 else
-        ("low", "too low: the MLP has three matrices, and F is much larger than C")
-        if got < want else
-        ("high", "too high: attention and vocabulary have parameters too"))
-    assert abs(got - want) < 0.05, mistake(
-        name, f"share of the MLPs: {got:g} is not right: {sentence}", sentence)
+    judge_guess(subject.predict_mlp_share(), (
+        (lambda got: got > 1, "percent", "a share is at most 1; 70 % is written 0.7"),
+        (lambda got: got < want, "low",
+         "too low: the MLP has three matrices, and F is much larger than C"),
+        (lambda got: True, "high", "too high: attention and vocabulary have parameters too")),
+        lambda got: abs(got - want) < 0.05, "share of the MLPs: {got} is not right: {why}")
 
 
 # ---- one step
@@ -232,73 +233,75 @@ def test_predict_mlp_share(subject):
 @pytest.mark.parametrize("B, T, N", STEPS)
 def test_count_flops(subject, agree, rng, B, T, N):
     for m in (*shapes(rng), LLAMA_8B):
-        want, pairs = flops(m, B, T, N), visible(T, N)
-        one = want["attention"] // pairs
+        want = flops(m, B, T, N)
         got = row(subject.count_flops(subject.Llama("", *m), B, T, N), OPERATIONS, "count_flops")
         agree(got, list(want.values()), what=f"FLOPs of a step of B={B} T={T} N={N} by {sizes(m)}",
-              at=lambda i: OPERATIONS[i[0]], mistakes={
-            "no_additions": ("the matrices' additions are not counted, only their multiplications",
-                             [n if o == "attention" else n // 2 for o, n in want.items()]),
-            "no_mask": ("pairs hidden by the causal mask are counted",
-                        but(want, attention=one * T * N)),
-            "new_alone": ("the new tokens are compared with each other, but not with the context "
-                          "before them", but(want, attention=one * visible(T, T))),
-            "g_heads": ("attention is counted for the G heads of the keys; it has the H of the "
-                        "queries", but(want, attention=want["attention"] // m.H * m.G)),
-            "half_attention": ("attention is half counted: scores, but not their product with the "
-                               "values, or multiplications without their additions",
-                               but(want, attention=want["attention"] // 2)),
-            "quarter_attention": ("only the D multiplications of a score are counted; its "
-                                  "additions and the product with the values are left out",
-                                  but(want, attention=want["attention"] // 4)),
-            "multiplications_alone": ("no additions are counted, only multiplications",
-                                      [n // 2 for n in want.values()]),
-            "c_attention": ("attention is counted on C numbers per token; its heads have H · D",
-                            but(want, attention=want["attention"] // (m.H * m.D) * m.C)),
-            "one_head": ("attention is counted for one head instead of H",
-                         but(want, attention=want["attention"] // m.H)),
-            "attention_of_a_sequence": ("attention is counted for one sequence, not for B",
-                                        but(want, attention=want["attention"] // B)),
-            "no_diagonal": ("a token is not compared with itself: the pairs on the diagonal are "
-                            "left out", but(want, attention=one * (pairs - T))),
-            "half_pairs": ("half of the T · N pairs are counted, as if no context stood before the "
-                           "new tokens", but(want, attention=one * (T * N // 2))),
-            "all_new": ("all N tokens are counted as new in attention",
-                        but(want, attention=one * visible(N, N))),
-            "context_and_new": ("the new tokens are added to the context in attention: N includes "
-                                "them", but(want, attention=one * visible(T, N + T))),
-            "one_pair": ("a new token is compared with one token, not with all of its context",
-                         but(want, attention=one * T)),
-            "one_new_token": ("one new token is counted in attention, not T",
-                              but(want, attention=one * N)),
-            "matrices_one_token": ("the matrices run on one new token of each sequence, not on T",
-                                   rescaled(want, 1, T)),
-            "matrices_one_sequence": ("the matrices run on the T tokens of one sequence, not on B "
-                                      "· T", rescaled(want, 1, B)),
-            "matrices_all_tokens": ("the matrices run on all N tokens of the context, not on the T "
-                                    "new ones", rescaled(want, N, T)),
-            "matrices_one_layer": ("the matrices of one layer are counted, not those of L",
-                                   rescaled(want, 1, m.L)),
-            "sides_added": ("the sides of a matrix are added, not multiplied",
-                            but(want, qkv=2 * m.L * B * T * (m.C + (m.H + 2 * m.G) * m.D), out=2
-                                * m.L * B * T * (m.H * m.D + m.C), gate_up=2 * m.L * B * T * (m.C
-                                + 2 * m.F), down=2 * m.L * B * T * (m.F + m.C))),
-            "head_one_sequence": ("lm_head runs for one sequence, not for B",
-                                  but(want, lm_head=want["lm_head"] // B)),
-            "head_a_layer": ("the lm_head is counted once per layer",
-                             but(want, lm_head=want["lm_head"] * m.L)),
-            "head_no_additions": ("lm_head's additions are not counted",
-                                  but(want, lm_head=want["lm_head"] // 2)),
-            "head_all_tokens": ("lm_head runs on all new tokens, not on the last of each sequence",
-                                but(want, lm_head=want["lm_head"] * T)),
-            "tied_idle": ("a tied lm_head is counted as 0 FLOPs; it has no parameters of its own, "
-                          "but it multiplies all the same", but(want, lm_head=0)),
-            "attention_one_layer": ("attention is counted in one layer only",
-                                    but(want, attention=want["attention"] // m.L)),
-            "one_long_sequence": ("the B sequences are treated as one long sequence",
-                                  but(want, attention=one // B * visible(B * T, B * N))),
-            "one_sequence": ("one sequence is counted instead of all B",
-                             [n // B for n in want.values()])})
+              at=lambda i: OPERATIONS[i[0]],
+              mistakes=with_changes(want, flops_wrong(m, B, T, N, want)))
+
+
+def flops_wrong(m, B, T, N, want):
+    """{id: (sentence, {operation: its FLOPs})}"""
+    attention, head, pairs = want["attention"], want["lm_head"], visible(T, N)
+    one = attention // pairs
+    matrices = {name: n for name, n in want.items() if name not in ("attention", "lm_head")}
+    in_attention = {
+        "no_mask": ("pairs hidden by the causal mask are counted", one * T * N),
+        "new_alone": ("the new tokens are compared with each other, but not with the context "
+                      "before them", one * visible(T, T)),
+        "g_heads": ("attention is counted for the G heads of the keys; it has the H of the queries",
+                    attention // m.H * m.G),
+        "half_attention": ("attention is half counted: scores, but not their product with the "
+                           "values, or multiplications without their additions", attention // 2),
+        "quarter_attention": ("only the D multiplications of a score are counted; its additions "
+                              "and the product with the values are left out", attention // 4),
+        "c_attention": ("attention is counted on C numbers per token; its heads have H · D",
+                        attention // (m.H * m.D) * m.C),
+        "one_head": ("attention is counted for one head instead of H", attention // m.H),
+        "attention_of_a_sequence": ("attention is counted for one sequence, not for B",
+                                    attention // B),
+        "no_diagonal": ("a token is not compared with itself: the pairs on the diagonal are left "
+                        "out", one * (pairs - T)),
+        "half_pairs": ("half of the T · N pairs are counted, as if no context stood before the new "
+                       "tokens", one * (T * N // 2)),
+        "all_new": ("all N tokens are counted as new in attention", one * visible(N, N)),
+        "context_and_new": ("the new tokens are added to the context in attention: N includes them",
+                            one * visible(T, N + T)),
+        "one_pair": ("a new token is compared with one token, not with all of its context",
+                     one * T),
+        "one_new_token": ("one new token is counted in attention, not T", one * N)}
+    in_matrices = {
+        "matrices_one_token": ("the matrices run on one new token of each sequence, not on T",
+                               1, T),
+        "matrices_one_sequence": ("the matrices run on the T tokens of one sequence, not on B · T",
+                                  1, B),
+        "matrices_all_tokens": ("the matrices run on all N tokens of the context, not on the T new "
+                                "ones", N, T),
+        "matrices_one_layer": ("the matrices of one layer are counted, not those of L", 1, m.L)}
+    in_head = {
+        "head_one_sequence": ("lm_head runs for one sequence, not for B", head // B),
+        "head_a_layer": ("the lm_head is counted once per layer", head * m.L),
+        "head_no_additions": ("lm_head's additions are not counted", head // 2),
+        "head_all_tokens": ("lm_head runs on all new tokens, not on the last of each sequence",
+                            head * T),
+        "tied_idle": ("a tied lm_head is counted as 0 FLOPs; it has no parameters of its own, but "
+                      "it multiplies all the same", 0)}
+    return {
+        "no_additions": ("the matrices' additions are not counted, only their multiplications",
+                         {o: n // 2 for o, n in want.items() if o != "attention"}),
+        **{name: (words, {"attention": n}) for name, (words, n) in in_attention.items()},
+        "multiplications_alone": ("no additions are counted, only multiplications",
+                                  {o: n // 2 for o, n in want.items()}),
+        **{name: (words, {o: n // under * over for o, n in matrices.items()})
+           for name, (words, over, under) in in_matrices.items()},
+        "sides_added": sides_added(m, 2 * B * T),
+        **{name: (words, {"lm_head": n}) for name, (words, n) in in_head.items()},
+        "attention_one_layer": ("attention is counted in one layer only",
+                                {"attention": attention // m.L}),
+        "one_long_sequence": ("the B sequences are treated as one long sequence",
+                              {"attention": one // B * visible(B * T, B * N)}),
+        "one_sequence": ("one sequence is counted instead of all B",
+                         {o: n // B for o, n in want.items()})}
 
 
 def test_kv_bytes_per_token(subject, agree, rng):
@@ -329,130 +332,116 @@ def test_kv_bytes_per_token(subject, agree, rng):
 @pytest.mark.parametrize("B, T, N", STEPS)
 def test_count_bytes(subject, agree, rng, B, T, N):
     for m, itemsize in zip((*shapes(rng), LLAMA_8B), (16, 4, 1, 2), strict=True):
-        want, only = moved(m, B, T, N, itemsize), np.eye(3, dtype=int)
-        lines = moved_wrong(m, B, T, N, itemsize, want)
-        head = np.array([[o == "lm_head"] for o in OPERATIONS])
+        want = moved(m, B, T, N, itemsize)
         got = subject.count_bytes(subject.Llama("", *m), B, T, N, itemsize)
         rows = row(got, OPERATIONS, "count_bytes")
         for name, kinds in zip(OPERATIONS, rows, strict=True):
-            assert isinstance(kinds, (tuple, list)) and len(kinds) == 3, mistake(
-                "no_three", f"count_bytes: got {kinds!r} for {name}, expected (weights, "
-                            f"activations, cache)")
+            assert isinstance(kinds, (tuple, list)) and len(kinds) == 3, mistake("no_three", (
+                f"count_bytes: got {kinds!r} for {name}, expected (weights, activations, cache)"))
         agree(rows, want, at=byte_kind, what=f"bytes of a step of B={B} T={T} N={N}, {itemsize} a "
-              f"number, by {sizes(m)}", mistakes={
-            "weights_per_sequence": ("the weights are counted once per sequence; they are read "
-                                     "once per step", want * (1 + only[0] * (B - 1))),
-            "weights_per_token": ("the weights are counted once per new token; they are read once "
-                                  "per step",
-                                  want * (1 + only[0] * np.where(head, B - 1, B * T - 1))),
-            "cache_of_a_sequence": ("the cache of one sequence is counted, not that of all B",
-                                    want // (1 + only[2] * (B - 1))),
-            "newest_missing": ("the newest token is left out of the cache; N includes it",
-                               want // (1 + only[2] * (N - 1)) * (1 + only[2] * (N - 2))),
-            "cache_new_alone": ("only the new tokens are read from the cache",
-                                want // (1 + only[2] * (N - 1)) * (1 + only[2] * (T - 1))),
-            "head_all_tokens": ("lm_head runs on all new tokens; it needs only the last of each "
-                                "sequence", want * (1 + only[1] * head * (T - 1))),
-            "tied_not_read": ("the weights of a tied lm_head are counted as 0 bytes; they must be "
-                              "read all the same", want * (1 - only[0] * head)),
-            "activations_one_layer": ("activations of one layer are counted",
-                                      want // (1 + only[1] * ~head * (m.L - 1))),
-            "activations_one_token": ("activations are counted for one token per sequence; there "
-                                      "are T", want // (1 + only[1] * ~head * (T - 1))),
-            "numbers": ("numbers are counted, not the bytes that they take",
-                        want // itemsize)} | lines)
+              f"number, by {sizes(m)}", mistakes=moved_wrong(m, B, T, N, itemsize, want))
 
 
 def moved_wrong(m, B, T, N, itemsize, want):
-    """{id: (sentence, bytes)} of mistakes in one operation or in one of the three columns."""
+    """{id: (sentence, bytes)}"""
+    def but(place, values):
+        other = want.copy()
+        other[place] = values
+        return other
+
     tokens = m.L * B * T * itemsize
-    context = m.L * B * N * 2 * m.G * m.D * itemsize
-    mix = OPERATIONS.index("attention")
-    head = OPERATIONS.index("lm_head")
-    sides = [(n, k) for n, k in (  # numbers in and out of each operation, a token
-        (m.C, (m.H + 2 * m.G) * m.D), (m.H * m.D, m.H * m.D), (m.H * m.D, m.C), (m.C, 2 * m.F),
-        (m.F, m.C), (m.C, m.V))]
-    each = np.array([tokens] * head + [B * itemsize])
-
-    def one(operation, column, value):
-        other = want.copy()
-        other[operation, column] = value
-        return other
-
-    def column(number, values):
-        other = want.copy()
-        other[:, number] = values
-        return other
-
+    mix, head = OPERATIONS.index("attention"), OPERATIONS.index("lm_head")
+    weights, activations, cache = want.T
+    of_head, context = activations[head], cache[mix]
     layers = np.array([m.L] * head + [1])
+    each = np.array([tokens] * head + [B * itemsize])
+    reads, writes = each * [m.C, m.H * m.D, m.H * m.D, m.C, m.F, m.C], each * [
+        (m.H + 2 * m.G) * m.D, m.H * m.D, m.C, 2 * m.F, m.C, m.V]
     matrix = [o not in ("attention", "lm_head") for o in OPERATIONS]
-    return {
-        "c_attention": ("attention is counted as reading and writing C numbers per token; it has H "
-                        "· D", one(mix, 1, tokens * 2 * m.C)),
-        "half_attention": ("attention's output is not counted among its activations, or its "
-                           "queries are not", one(mix, 1, tokens * m.H * m.D)),
-        "g_activations": ("attention's activations are those of G heads; queries have H",
-                          one(mix, 1, tokens * 2 * m.G * m.D)),
-        "new_keys_twice": ("the new keys and values are counted as activations of attention, and "
-                           "again in its cache", one(mix, 1, tokens * 2 * (m.H + m.G) * m.D)),
-        "no_attention": ("attention is given no activations", one(mix, 1, 0)),
+    in_weights = {
+        "weights_per_sequence": ("the weights are counted once per sequence; they are read once "
+                                 "per step", weights * B),
+        "weights_per_token": ("the weights are counted once per new token; they are read once per "
+                              "step", weights * np.array([B * T] * head + [B])),
+        "tied_not_read": ("the weights of a tied lm_head are counted as 0 bytes; they must be read "
+                          "all the same", [*weights[:head], 0]),
+        "weights_one_layer": ("the weights of one layer are counted, not those of L",
+                              weights // layers),
+        "head_a_layer": ("the lm_head is counted once per layer",
+                         [*weights[:head], weights[head] * m.L])}
+    in_cache = {
+        "cache_of_a_sequence": ("the cache of one sequence is counted, not that of all B",
+                                context // B),
+        "newest_missing": ("the newest token is left out of the cache; N includes it",
+                           context // N * (N - 1)),
+        "cache_new_alone": ("only the new tokens are read from the cache", context // N * T),
         "cache_per_pair": ("each pair of a new token and one that it sees reads the cache again; "
-                           "it is read once per step", one(mix, 2, context // N * visible(T, N))),
+                           "it is read once per step", context // N * visible(T, N)),
         "cache_per_token": ("each new token reads the whole cache again; it is read once per step",
-                            one(mix, 2, context * T)),
+                            context * T),
         "context_and_new": ("the new tokens are added to the context: N includes them",
-                            one(mix, 2, context // N * (N + T))),
+                            context // N * (N + T)),
         "h_keys": ("the cache is given a key for each of the H query heads; the keys have G",
-                   one(mix, 2, context // m.G * m.H)),
-        "no_values": ("the cache is given keys and no values", one(mix, 2, context // 2)),
-        "cache_one_layer": ("the cache of one layer is read, not that of L",
-                            one(mix, 2, context // m.L)),
-        "cache_as_activations": ("the cache's bytes stand among the activations",
-                                 column(1, want[:, 1] + want[:, 2]) * [1, 1, 0]),
+                   context // m.G * m.H),
+        "no_values": ("the cache is given keys and no values", context // 2),
+        "cache_one_layer": ("the cache of one layer is read, not that of L", context // m.L)}
+    in_attention = {
+        "c_attention": ("attention is counted as reading and writing C numbers per token; it has H "
+                        "· D", 2 * m.C),
+        "half_attention": ("attention's output is not counted among its activations, or its "
+                           "queries are not", m.H * m.D),
+        "g_activations": ("attention's activations are those of G heads; queries have H",
+                          2 * m.G * m.D),
+        "new_keys_twice": ("the new keys and values are counted as activations of attention, and "
+                           "again in its cache", 2 * (m.H + m.G) * m.D),
+        "no_attention": ("attention is given no activations", 0)}
+    in_activations = {
+        "head_all_tokens": ("lm_head runs on all new tokens; it needs only the last of each "
+                            "sequence", [*activations[:head], of_head * T]),
+        "activations_one_layer": ("activations of one layer are counted", activations // layers),
+        "activations_one_token": ("activations are counted for one token per sequence; there are T",
+                                  [*activations[:head] // T, of_head]),
         "inputs_alone": ("the numbers that an operation reads are counted, and not those that it "
-                         "writes", column(1, [n for n, _ in sides] * each)),
+                         "writes", reads),
         "outputs_alone": ("the numbers that an operation writes are counted, and not those that it "
-                          "reads", column(1, [k for _, k in sides] * each)),
+                          "reads", writes),
         "matrix_inputs_alone": ("the numbers that a layer's matrices read are counted, and not "
-                                "those that they write",
-                                column(1, np.where(matrix, [n for n, _ in sides] * each, want[:,
-                                    1]))),
+                                "those that they write", np.where(matrix, reads, activations)),
         "matrix_outputs_alone": ("the numbers that a layer's matrices write are counted, and not "
-                                 "those that they read",
-                                 column(1, np.where(matrix, [k for _, k in sides] * each, want[:,
-                                     1]))),
+                                 "those that they read", np.where(matrix, writes, activations)),
         "activations_one_sequence": ("the activations of one sequence are counted, not those of B",
-                                     column(1, want[:, 1] // B)),
+                                     activations // B),
         "activations_all_tokens": ("the activations of all N tokens of the context are counted, "
                                    "not those of the T new ones",
-                                   column(1, np.append(want[:head, 1] // T * N, want[head, 1]))),
-        "weights_one_layer": ("the weights of one layer are counted, not those of L",
-                              column(0, want[:, 0] // layers)),
-        "head_a_layer": ("the lm_head is counted once per layer",
-                         column(0, [*want[:head, 0], want[head, 0] * m.L])),
+                                   [*activations[:head] // T * N, of_head]),
         "head_activations_a_layer": ("lm_head's activations are counted once per layer",
-                                     one(head, 1, want[head, 1] * m.L)),
+                                     [*activations[:head], of_head * m.L]),
         "head_activations_one_sequence": ("lm_head's activations are those of one sequence, not of "
-                                          "B", one(head, 1, want[head, 1] // B)),
+                                          "B", [*activations[:head], of_head // B]),
         "head_outputs_alone": ("the C numbers that lm_head reads are left out; only the V that it "
-                               "writes are counted", one(head, 1, B * m.V * itemsize)),
-    } | sizes_assumed(want, itemsize)
+                               "writes are counted", [*activations[:head], writes[head]])}
+    places = (np.s_[:, 0], in_weights), ((mix, 2), in_cache), (np.s_[:, 1], in_activations)
+    return {
+        **{name: (words, but(place, values)) for place, mistakes in places
+           for name, (words, values) in mistakes.items()},
+        **{name: (words, but((mix, 1), tokens * n)) for name, (words, n) in in_attention.items()},
+        "numbers": ("numbers are counted, not the bytes that they take", want // itemsize),
+        "cache_as_activations": ("the cache's bytes stand among the activations",
+                                 but(np.s_[:, 1], activations + cache) * [1, 1, 0]),
+        **sizes_assumed(want, itemsize)}
 
 
 def test_predict_decode_intensity(subject):
-    got = subject.predict_decode_intensity()
-    assert isinstance(got, (int, float)), mistake(
-        "no_number", f"a prediction is a number, got {got!r}")
     step = LLAMA_8B, 1, 1, 2048
-    share = got / (sum(flops(*step).values()) / moved(*step, 2).sum())
-    name, sentence = (
-        ("half", "half the right value: a weight does a multiplication and an addition")
-        if 0.4 < share < 0.6 else
-        ("twice", "twice the right value: a 16-bit weight has two bytes") if 1.7 < share < 2.3 else
-        ("low", "too low: a weight does two FLOPs and has two bytes") if share < 1 else
-        ("high", "too high: each weight is used for one token only"))
-    assert abs(share - 1) < 0.15, mistake(
-        name, f"intensity of decode: {got:g} FLOP/byte is {sentence}", sentence)
+    want = sum(flops(*step).values()) / moved(*step, 2).sum()
+    judge_guess(subject.predict_decode_intensity(), (
+        (lambda got: 0.4 < got / want < 0.6, "half",
+         "half the right value: a weight does a multiplication and an addition"),
+        (lambda got: 1.7 < got / want < 2.3, "twice",
+         "twice the right value: a 16-bit weight has two bytes"),
+        (lambda got: got < want, "low", "too low: a weight does two FLOPs and has two bytes"),
+        (lambda got: True, "high", "too high: each weight is used for one token only")),
+        lambda got: abs(got / want - 1) < 0.15, "intensity of decode: {got} FLOP/byte is {why}")
 
 
 # ---- the batch
@@ -565,90 +554,22 @@ def convolution(B, height, width, inputs, outputs, side, groups, itemsize):
 
 
 def test_predict_gain_of_depthwise(subject):
-    got = subject.predict_gain_of_depthwise()
-    assert isinstance(got, (int, float)), mistake(
-        "no_number", f"a prediction is a number, got {got!r}")
     counts = [convolution(32, 56, 56, 256, 256, 3, groups, 2) for groups in (1, 256)]
     (full, many), (depthwise, few) = counts
     slow, fast = (max(work / 312e12, load / 1.5e12) for work, load in counts)
     want = slow / fast
-    name, sentence = (
-        ("flops_ratio", "that is the ratio of the FLOPs; bytes cost time too")
-        if abs(got - full / depthwise) < 0.1 * got else
-        ("bytes_ratio", "that is the ratio of the bytes; the full one is bound by its arithmetic")
-        if abs(got - many / few) < 0.05 else
-        ("low", "too low: compute the time of each under its own roof") if got < want else
-        ("high", "too high: its bytes take longer than that"))
-    assert abs(got / want - 1) < 0.1, mistake(
-        name, f"the depthwise convolution is not {got:g} times faster: {sentence}", sentence)
+    judge_guess(subject.predict_gain_of_depthwise(), (
+        (lambda got: abs(got - full / depthwise) < 0.1 * got, "flops_ratio",
+         "that is the ratio of the FLOPs; bytes cost time too"),
+        (lambda got: abs(got - many / few) < 0.05, "bytes_ratio",
+         "that is the ratio of the bytes; the full one is bound by its arithmetic"),
+        (lambda got: got < want, "low", "too low: compute the time of each under its own roof"),
+        (lambda got: True, "high", "too high: its bytes take longer than that")),
+        lambda got: abs(got / want - 1) < 0.1,
+        "the depthwise convolution is not {got} times faster: {why}")
 
 
-# ---- given, not exercises: only the course's own tests check it
-
-
-def test_published_totals(subject):
-    """The given shapes are those of the models: their parameters add up to the published totals."""
-    assert {name: sum(subject.count_parameters(m).values()) for name, m in subject.LLAMAS.items()} \
-        == PUBLISHED
-
-
-def test_numbers_that_the_text_states_and_no_cell_prints(subject):
-    """Where the matmuls of the 8B model pass the H100's ridge; the cache of the H200's batch."""
-    batches = [subject.decode_batch(2 * n * k, 2 * n * k, 2 * (n + k), *H100) for n, k in (
-        (4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096), (4096, 128256))]
-    assert (min(batches), max(batches)) == (319, 345)
-    batch = subject.decode_batch(*costs(LLAMA_8B, 512, 2), 989e12, 4.8e12)
-    assert batch == 8364 and round(batch * 512 * 2 * 32 * 2 * 8 * 128 / 1e9) == 561
-
-
-@pytest.mark.parametrize("T, N", [(1, 1), (1, 9), (5, 5), (4, 9)])
-def test_attended(subject, T, N):
-    assert subject.attended(T, N) == visible(T, N)
-
-
-@pytest.mark.parametrize("T, N", [(0, 3), (4, 3)])
-def test_attended_refuses_what_is_no_step(subject, T, N):
-    with pytest.raises(Raised, match=f"got T = {T} and N = {N}"):
-        subject.attended(T, N)
-
-
-def test_layer_matrices(subject, rng):
-    for m in shapes(rng):
-        one = parameters(m._replace(L=1))
-        for name, size in subject.layer_matrices(subject.Llama("", *m)).items():
-            assert prod(size) == one[name]
-
-
-def test_decode_costs(subject, rng):
-    for m in shapes(rng):
-        assert subject.decode_costs(subject.Llama("", *m), 9, 2) == costs(m, 9, 2)
-
-
-def test_intensity(subject):
-    m, step = RAGGED[0], (3, 4, 9)
-    want = sum(flops(m, *step).values()) / moved(m, *step, 2).sum()
-    assert subject.intensity(subject.Llama("", *m), *step, 2) == pytest.approx(want, rel=1e-12)
-
-
-@pytest.mark.parametrize("groups", [1, 2, 6])
-def test_count_conv(subject, groups):
-    """Against a convolution that counts its multiplications as it does them."""
-    B, height, width, inputs, outputs, side, itemsize = 2, 4, 3, 6, 12, 3, 4
-    touched, products = set(), 0
-    for index in np.ndindex(B, height, width, outputs):
-        group = index[3] // (outputs // groups)
-        for channel in range(group * inputs // groups, (group + 1) * inputs // groups):
-            for tap in np.ndindex(side, side):
-                products += 1
-                touched |= {("image", *index[:3], channel), ("filter", index[3], channel, *tap),
-                            ("result", *index)}
-    assert subject.count_conv(B, height, width, inputs, outputs, side, groups, itemsize) \
-        == (2 * products, itemsize * len(touched))
-
-
-def test_count_conv_refuses_ragged_groups(subject):
-    with pytest.raises(Raised, match="6 input and 5 output channels do not divide into 2 groups"):
-        subject.count_conv(1, 2, 2, 6, 5, 3, 2, 4)
+# ---- the oracles
 
 
 @pytest.mark.parametrize("m", RAGGED)

@@ -155,9 +155,8 @@ def test_no_file_is_long_without_a_reason():
 
 # Graders of more than 600 lines, at their length: none may grow, no other file may be as long.
 LONG_GRADERS = {
-    "tests/day01_roofline/test_r03_transformer_math.py": 674,
     "tests/day01_roofline/test_r04_number_formats.py": 880,
-    "tests/day02_overview/test_o02_life_of_a_token.py": 793,
+    "tests/day02_overview/test_o02_life_of_a_token.py": 680,
     "tests/day02_overview/test_o06_design_an_llm.py": 773,
     "tests/layer1_kernels/test_k09_rope.py": 643,
     "tests/layer1_kernels/test_k12_tensor_cores.py": 701,
@@ -165,18 +164,17 @@ LONG_GRADERS = {
     "tests/layer1_kernels/test_k14_paged_attention.py": 852,
     "tests/layer1_kernels/test_k15_quantized_matmul.py": 620,
     "tests/layer1_kernels/test_k18_flash_backward.py": 733,
-    "tests/layer2_graph/test_g01_llama.py": 612,
     "tests/layer2_graph/test_g02_kv_cache.py": 659,
     "tests/layer2_graph/test_g03_merging.py": 725,
     "tests/layer2_graph/test_g04_graph_passes.py": 1394,
-    "tests/layer2_graph/test_g05_fused_llama.py": 1139,
+    "tests/layer2_graph/test_g05_fused_llama.py": 813,
     "tests/layer2_graph/test_g06_cuda_graphs.py": 962,
     "tests/layer2_graph/test_g07_weight_quantization.py": 779,
     "tests/layer2_graph/test_g08_activation_kv_quantization.py": 893,
     "tests/layer3_system/test_s02_block_pool.py": 815,
     "tests/layer3_system/test_s04_continuous_batching.py": 803,
     "tests/layer3_system/test_s06_prefix_cache.py": 998,
-    "tests/layer3_system/test_s07_engine.py": 1060,
+    "tests/layer3_system/test_s07_engine.py": 975,
 }
 
 
@@ -321,7 +319,7 @@ def test_the_project_has_one_name():
     """Three Floors; `three-floors` where there are no blanks."""
     names = r"gpu.course"
     other = subprocess.run(["git", "grep", "-niE", names, "--", ":!tests/lab/test_house.py",
-                            ":!tests/layer2_graph/test_g05_fused_llama.py"],    # compiled code
+                            ":!tests/layer2_graph/test_decode_ladder.py"],     # compiled code
                            cwd=ROOT, capture_output=True, text=True)
     assert (other.returncode, other.stdout) == (1, "")
 

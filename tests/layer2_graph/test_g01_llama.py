@@ -12,13 +12,21 @@ from lab.judge.adversarial import VALUES, WORDS, views
 from lab.judge.mistakes import mistake
 from layer1_kernels import kernels
 from layer2_graph import Launches, PagedCache, greedy, load
+from layer2_graph.testing.random_llama import random_llama
 
 # ---- last_rows
 
 
 @pytest.mark.parametrize("counts", [[3, 1, 4], [1, 1], [7]])
 def test_last_rows(subject, agree, counts):
+    judge_last_rows(subject, agree, counts,
+                    f"of sequences of {', '.join(map(str, counts))} new tokens")
+
+
+def judge_last_rows(subject, agree, counts, of):
+    """Rows are whole numbers that can index a tensor."""
     cu_q = torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32)
+    starts, ends = cu_q[:-1].numpy(), cu_q[1:].numpy()
     got = subject.last_rows(cu_q)
     rows = got.numel() if torch.is_tensor(got) else len(counts)
     assert rows != len(counts) + 1, mistake("zero_kept", (
@@ -26,17 +34,17 @@ def test_last_rows(subject, agree, counts):
         f"cu_q begins with"), "the 0 that cu_q begins with is kept")
     assert rows != 1 or len(counts) == 1, mistake("last_alone", (
         f"last_rows: got one row for {len(counts)} sequences: each of them has a last row"), "")
-    agree(got, cu_q[1:].numpy() - 1, "exact",
-          f"the last rows of sequences of {', '.join(map(str, counts))} new tokens",
-          at=lambda i: f"sequence {i[0]}",
-          mistakes={
-              "next_first": ("each row is the first of the next sequence", cu_q[1:].numpy()),
-              "own_first": ("each row is the sequence's own first", cu_q[:-1].numpy()),
-              "count_less_one": (
-                  "token counts less one are taken for row numbers", np.array(counts) - 1),
-              "counts": ("each row number is the count of the sequence's tokens", np.array(counts)),
-              "row_before": ("each row is the last of the sequence before", cu_q[:-1].numpy() - 1),
-              "row_b": ("sequence b gets row b, as if each had one token", np.arange(len(counts)))})
+    assert not torch.is_tensor(got) or got.dtype in (torch.int32, torch.int64), mistake(
+        "not_whole",
+        f"last_rows: got {got.dtype}, which cannot index rows; expected int64 or int32")
+    agree(got, ends - 1, "exact", f"the last rows {of}", at=lambda i: f"sequence {i[0]}", mistakes={
+        "next_first": ("each row is the first of the next sequence", ends),
+        "own_first": ("each row is the sequence's own first", starts),
+        "count_less_one": ("token counts less one are taken for row numbers", ends - starts - 1),
+        "counts": ("each row number is the count of the sequence's tokens", ends - starts),
+        "row_before": ("each row is the last of the sequence before", starts - 1),
+        "row_b": ("sequence b gets row b, as if each had one token", np.arange(len(counts))),
+        "16_bits": ("rows are kept in 16 bits", ends.astype(np.int16).astype(np.int64) - 1)})
 
 
 def test_last_rows__unseen(unseen, rng):
@@ -52,17 +60,8 @@ ENDS = {"one sequence of one token": [1], "sixteen of one token": [1] * 16,
 
 
 def test_last_rows__hard(subject, agree):
-    """Rows are whole numbers that can index a tensor."""
     for what, counts in ENDS.items():
-        cu_q = torch.tensor([0, *np.cumsum(counts)]).int()
-        got = subject.last_rows(cu_q)
-        assert not torch.is_tensor(got) or got.dtype in (torch.int32, torch.int64), mistake(
-            "not_whole", f"last_rows: got {got.dtype}, which cannot index rows; expected int64 or "
-                         f"int32")
-        ends = cu_q[1:].numpy()
-        agree(got, ends - 1, "exact", f"the last rows, {what}", at=lambda i: f"sequence {i[0]}",
-              mistakes={"16_bits": (
-                  "rows are kept in 16 bits", ends.astype(np.int16).astype(np.int64) - 1)})
+        judge_last_rows(subject, agree, counts, f"of {what}")
 
 
 # ---- llama_block
@@ -72,8 +71,9 @@ class Given:
     """Three layers of ragged widths with random weights, one of which is called; the functions
     around it are watched."""
 
-    def __init__(self, subject, rng, T=5, C=6, H=4, G=2, D=4, F=7, i=1, head_norms=False):
-        self.T, self.G, self.D, self.eps, self.i = T, G, D, 0.1, i
+    def __init__(self, subject, rng, T=5, C=11, H=4, G=2, D=4, F=7, i=1, head_norms=False):
+        """C: by itself 11, where C // H, C / H and D tell each other apart"""
+        self.T, self.C, self.H, self.D, self.eps, self.i = T, C, H, D, 0.1, i
         sizes = {"q": (H * D, C), "k": (G * D, C), "v": (G * D, C), "o": (C, H * D),
                  "gate": (F, C), "up": (F, C), "down": (C, F)}
         norms = {"attention_norm": C, "mlp_norm": C} | (
@@ -145,23 +145,33 @@ class Given:
         at = self.positions
         return {
             f"{name}_not_rotated": (f"{name} is not rotated by rope", self.heads(name)),
-            "rows_for_positions": (
-                "rope gets row numbers of the step instead of batch.positions",
-                self.heads(name, np.arange(self.T))),
+            "rows_for_positions": ("rope gets row numbers of the step instead of batch.positions",
+                                   self.heads(name, np.arange(self.T))),
             "positions_from_1": ("positions are counted from 1", self.heads(name, at + 1)),
-            "cos_and_sin": (
-                "rope gets cos and sin in the other order", self.heads(name, at, swapped=True)),
-            f"{name}_not_normed": (
-                f"{name} is made from x itself: the first norm is left out",
-                self.heads(name, at, norm="")),
-            "first_norm_weights": (
-                "the first norm has the weights of the second",
-                self.heads(name, at, norm="mlp_norm")),
-            "first_norm_eps": (
-                "the first norm has another eps than the model's", self.heads(name, at, eps=0)),
+            "cos_and_sin": ("rope gets cos and sin in the other order",
+                            self.heads(name, at, swapped=True)),
+            f"{name}_not_normed": (f"{name} is made from x itself: the first norm is left out",
+                                   self.heads(name, at, norm="")),
+            "first_norm_weights": ("the first norm has the weights of the second",
+                                   self.heads(name, at, norm="mlp_norm")),
+            "first_norm_eps": ("the first norm has another eps than the model's",
+                               self.heads(name, at, eps=0)),
             f"no_{name}_norm": (
                 f"{name}_norm is left out: model.heads knows the norms of each head",
-                self.heads(name, at, own=False))}
+                self.heads(name, at, own=False))} | ({} if name == "q" else {
+                    "k_and_v": ("k and v are passed in the other order", self.heads("v"))})
+
+    def wrong_scales(self):
+        D, C, H = self.D, self.C, self.H
+        return {
+            "scale_root": ("the scale is √D instead of 1/√D", D ** 0.5),
+            "scale_1_over_d": ("the scale is 1/D instead of 1/√D", 1 / D),
+            "scale_c_by_h": (
+                "the scale is 1/√(C/H); a head has width D, here not C/H", (C / H) ** -0.5),
+            "scale_c_whole_h": (
+                "the scale is 1/√(C//H); a head has width D, here not C//H", (C // H) ** -0.5),
+            "scale_of_c": ("the scale is 1/√C; a head has width D", C ** -0.5),
+            "scale_1": ("the scale is 1", 1.0)}
 
     def out(self, residual=True, second=True, norm="mlp_norm", swapped=False, without="",
             parallel=False, first=None, last=None, answer=None, eps=None, act=True, of_x=""):
@@ -180,36 +190,30 @@ class Given:
     def wrong_outs(self):
         """{id: (what went wrong, the result that comes of it)}"""
         return {
-            "attention_not_added": (
-                "the result of attention is not added to x", self.out(residual=False)),
+            "attention_not_added": ("the result of attention is not added to x",
+                                    self.out(residual=False)),
             "mlp_not_added": ("the result of the MLP is not added to x", self.out(second=False)),
             "attention_to_normed": (
                 "the result of attention is added to the normed x, not to x itself",
                 self.out(first=self.normed(self.x, "attention_norm"))),
-            "mlp_to_normed": (
-                "the result of the MLP is added to the normed x, not to x itself",
-                self.out(last="normed")),
-            "second_norm_weights": (
-                "the second norm has the weights of the first", self.out(norm="attention_norm")),
+            "mlp_to_normed": ("the result of the MLP is added to the normed x, not to x itself",
+                              self.out(last="normed")),
+            "second_norm_weights": ("the second norm has the weights of the first",
+                                    self.out(norm="attention_norm")),
             "no_second_norm": ("the second norm is left out", self.out(norm="")),
-            "second_norm_eps": (
-                "the second norm has another eps than the model's", self.out(eps=0)),
+            "second_norm_eps": ("the second norm has another eps than the model's",
+                                self.out(eps=0)),
             "gate_and_up": ("gate and up are swapped", self.out(swapped=True)),
             "no_silu": ("gate and up are multiplied without SiLU", self.out(act=False)),
             "layer_0": ("the weights of layer 0 are used for every i", self.of_layer(0)),
-            "parallel": (
-                "the MLP reads the x that came in, instead of the sum after attention",
-                self.out(parallel=True)),
-            "mlp_to_original": (
-                "the result of the MLP is added to the x that came in, so that the result of "
-                "attention is lost",
-                self.out(last=self.x)),
-            "number_by_number": (
-                "the numbers of a token are in the order (D, H), not (H, D)",
-                self.out(answer=self.answer.transpose(0, 2, 1))),
-            "heads_first": (
-                "heads come before tokens in the rows that are multiplied with o",
-                self.out(answer=self.answer.transpose(1, 0, 2))),
+            "parallel": ("the MLP reads the x that came in, instead of the sum after attention",
+                         self.out(parallel=True)),
+            "mlp_to_original": ("the result of the MLP is added to the x that came in, so that the "
+                                "result of attention is lost", self.out(last=self.x)),
+            "number_by_number": ("the numbers of a token are in the order (D, H), not (H, D)",
+                                 self.out(answer=self.answer.transpose(0, 2, 1))),
+            "heads_first": ("heads come before tokens in the rows that are multiplied with o",
+                            self.out(answer=self.answer.transpose(1, 0, 2))),
             **{f"no_bias_of_{name}": (
                 f"{name} is multiplied without its bias", self.out(without=name))
                for name in ("o", "gate", "up", "down")},
@@ -237,85 +241,57 @@ class Given:
 
 
 def test_llama_block(subject, agree, rng):
-    given = Given(subject, rng)
-    got = given.run(subject)
-    assert given.attend.calls, "llama_block does not call cache.attend"
-    agree(got, given.out(), "float32", "llama_block", at=lambda i: f"token {i[0]}, channel {i[1]}",
-          mistakes=given.wrong_outs())
-
-
-def test_llama_block__what_attend_is_given(subject, agree, rng):
-    given = Given(subject, rng, C=11)           # so C // H, C / H and D tell each other apart
-    given.run(subject)
-    assert given.attend.calls, "llama_block does not call cache.attend"
-    assert given.rope.calls, mistake(
-        "no_rope", "llama_block does not call ops.rope, so attention cannot know the positions")
-    layer, q, k, v, _, _, scale = given.attend.calls[0]
-    assert layer == given.i, other_layer(layer, given.i)
-    at = given.positions
-    for name, array in (("q", q), ("k", k)):
-        exchanged = {
-            "k_and_v": ("k and v are passed in the other order", given.heads("v"))}
-        agree(array, given.heads(name, at), "float32", f"the {name} passed to cache.attend",
-              at=lambda i: f"token {i[0]}, head {i[1]}, number {i[2]}",
-              mistakes=given.wrong_heads(name) | (exchanged if name == "k" else {}))
-    agree(v, given.heads("v"), "float32", "the v passed to cache.attend",
-          mistakes={
-              "v_rotated": ("v is rotated as well; only q and k should be", given.heads("v", at))})
-    D, C, H = given.D, 11, 4
-    agree(scale, D ** -0.5, "float64", "the scale passed to cache.attend", mistakes={
-        "scale_root": ("the scale is √D instead of 1/√D", D ** 0.5),
-        "scale_1_over_d": ("the scale is 1/D instead of 1/√D", 1 / D),
-        "scale_c_by_h": (
-            "the scale is 1/√(C/H); a head has width D, here not C/H", (C / H) ** -0.5),
-        "scale_c_whole_h": (
-            "the scale is 1/√(C//H); a head has width D, here not C//H", (C // H) ** -0.5),
-        "scale_of_c": ("the scale is 1/√C; a head has width D", C ** -0.5),
-        "scale_1": ("the scale is 1", 1.0)})
-
-
-def other_layer(layer, i):
-    return mistake("other_layer", f"cache.attend was called with layer {layer}, expected i = {i}",
-                   "cache.attend was called with another layer")
+    judge_block(subject, agree, Given(subject, rng))
 
 
 BLOCKS = {
     "one token": {"T": 1}, "the first layer": {"i": 0}, "the last layer": {"i": 2},
     "one head": {"H": 1, "G": 1}, "as many key heads as query heads": {"G": 4, "D": 2},
-    "17 tokens": {"T": 17}, "norms of each head": {"head_norms": True, "H": 6, "G": 3}}
+    "17 tokens": {"T": 17}, "a model narrower than its MLP": {"C": 6},
+    "norms of each head": {"head_norms": True, "H": 6, "G": 3}}
 
 
 def test_llama_block__hard(subject, agree, rng):
     """Other sizes and layers, then hard numbers and layouts of x, in one process."""
     for what, sizes in BLOCKS.items():
-        judge_block(subject, agree, Given(subject, rng, **sizes), what)
+        judge_block(subject, agree, Given(subject, rng, **sizes), f", {what}")
     given = Given(subject, rng, T=9)
     for kind in sorted(set(VALUES) - {"infinite", "not_a_number"}):
         given.x = VALUES[kind](rng, given.x.shape).astype(np.float64)
-        judge_block(subject, agree, given, f"x of {WORDS[kind]}")
+        judge_block(subject, agree, given, f", x of {WORDS[kind]}")
     for layout, x in views(torch.from_numpy(given.x)).items():
-        judge_block(subject, agree, given, f"x with {layout}", x)
+        judge_block(subject, agree, given, f", x with {layout}", x)
     given.x[4, 1] = np.nan                                  # nothing else in other rows
     agree(given.run(subject), given.out(), "float32", "llama_block, token 4 holds NaN",
           at=lambda i: f"token {i[0]}, channel {i[1]}")
 
 
-def judge_block(subject, agree, given, what, x=None):
+def judge_block(subject, agree, given, what="", x=None):
+    """The result, and what cache.attend is given."""
     before = len(given.attend.calls)
     got = given.run(subject, x)
-    agree(got, given.out(), "float32", f"llama_block, {what}",
-          at=lambda i: f"token {i[0]}, channel {i[1]}", mistakes=given.wrong_outs())
     calls = given.attend.calls[before:]
+    assert calls, "llama_block does not call cache.attend"
+    agree(got, given.out(), "float32", f"llama_block{what}",
+          at=lambda i: f"token {i[0]}, channel {i[1]}", mistakes=given.wrong_outs())
     assert len(calls) == 1, mistake("attend_twice", (
-        f"llama_block, {what}: cache.attend is called {len(calls)} times, expected once"), "")
-    layer, q, k, v, *_ = calls[0]
-    assert layer == given.i, other_layer(layer, given.i)
-    for name, array, want in (("q", q, given.heads("q", given.positions)),
-                              ("k", k, given.heads("k", given.positions)),
-                              ("v", v, given.heads("v"))):
-        agree(array, want, "float32", f"the {name} passed to cache.attend, {what}",
-              at=lambda i: f"token {i[0]}, head {i[1]}, number {i[2]}",
-              mistakes={} if name == "v" else given.wrong_heads(name))
+        f"llama_block{what}: cache.attend is called {len(calls)} times, expected once"), "")
+    assert given.rope.calls, mistake(
+        "no_rope", "llama_block does not call ops.rope, so attention cannot know the positions")
+    layer, q, k, v, _, _, scale = calls[0]
+    assert layer == given.i, mistake(
+        "other_layer", f"cache.attend was called with layer {layer}, expected i = {given.i}",
+        "cache.attend was called with another layer")
+    at = given.positions
+    for name, array, want, mistakes in (
+            ("q", q, given.heads("q", at), given.wrong_heads("q")),
+            ("k", k, given.heads("k", at), given.wrong_heads("k")),
+            ("v", v, given.heads("v"), {"v_rotated": (
+                "v is rotated as well; only q and k should be", given.heads("v", at))})):
+        agree(array, want, "float32", f"the {name} passed to cache.attend{what}",
+              at=lambda i: f"token {i[0]}, head {i[1]}, number {i[2]}", mistakes=mistakes)
+    agree(scale, given.D ** -0.5, "float64", f"the scale passed to cache.attend{what}",
+          mistakes=given.wrong_scales())
 
 
 @pytest.mark.parametrize("head_norms", [False, True])
@@ -369,81 +345,58 @@ def test_predict_launches(subject, truth):
 def test_llama3_frequencies(subject, agree, theta, D, factor, low, high, original):
     old = theta ** (-np.arange(0, D, 2) / D)
 
-    def scaled(turns=lambda f: original * f / (2 * math.pi), low=low, high=high, mix=True,
-               slower=factor, mean=lambda f, share: share * f + (1 - share) * f / factor,
-               waves=False, least=0.0, most=1.0, ramp=lambda n: (n - low) / (high - low)):
-        out = []
-        for f in old:
-            n = turns(f)
-            share = min(max(ramp(n), least), most)
-            share = share if mix is True else float(n >= mix)
-            if waves and low < n < high:
-                share = (1 / low - 1 / n) / (1 / low - 1 / high)
-            out.append(mean(f, share) if slower == factor else share * f + (1 - share) * f / slower)
-        return np.array(out)
-
-    any_share = {"least": -math.inf, "most": math.inf}
+    def ratio(turns=lambda f: original * f / (2 * math.pi), least=0.0, most=1.0,
+              ramp=lambda n: (n - low) / (high - low),
+              mean=lambda f, share: share * f + (1 - share) * f / factor):
+        """New over old, by a way to count turns, a share of the old frequency, a mix of both."""
+        return mean(old, np.clip(ramp(turns(old)), least, most)) / old
 
     got = subject.llama3_frequencies(torch.from_numpy(old), factor, low, high, original)
     assert torch.is_tensor(got) and got.shape == old.shape, mistake("shape", (
         f"llama3_frequencies: got {got!r}, expected a tensor of {len(old)} frequencies"))
-    agree(got.numpy() / old, scaled() / old, "float64",
+    agree(got.numpy() / old, ratio(), "float64",
           f"new over old frequencies of {D // 2} pairs, an old context of {original} tokens",
-          at=lambda i: f"pair {i[0]}, one turn in {2 * math.pi / old[i[0]]:.0f} tokens",
-          mistakes={name: (sentence, answer / old) for name, (sentence, answer) in {
-              "all_slower": ("all pairs are slowed down, the fast ones too", old / factor),
-              "none_slower": ("nothing is slowed down", old),
-              "no_mix": (
-                  "pairs between low and high are slowed down wholly, not mixed", scaled(mix=high)),
-              "no_mix_at_low": (
-                  "pairs between low and high keep their frequency, and are not mixed",
-                  scaled(mix=low)),
-              "no_2_pi": (
-                  "2π is missing: a frequency is in radians a token, and a turn is 2π radians",
-                  scaled(turns=lambda f: original * f)),
-              "pi": (
-                  "a turn is taken for π radians; it has 2π",
-                  scaled(turns=lambda f: original * f / math.pi)),
-              "times_2_pi": (
-                  "the turns are multiplied by 2π, not divided",
-                  scaled(turns=lambda f: original * f * 2 * math.pi)),
+          at=lambda i: f"pair {i[0]}, one turn in {2 * math.pi / old[i[0]]:.0f} tokens", mistakes={
+              "all_slower": ("all pairs are slowed down, the fast ones too", 1 / factor),
+              "none_slower": ("nothing is slowed down", 1.0),
+              "no_mix": ("pairs between low and high are slowed down wholly, not mixed",
+                         ratio(ramp=lambda n: n >= high)),
+              "no_mix_at_low": ("pairs between low and high keep their frequency, and are not "
+                                "mixed", ratio(ramp=lambda n: n >= low)),
+              "no_2_pi": ("2π is missing: a frequency is in radians a token, and a turn is 2π "
+                          "radians", ratio(turns=lambda f: original * f)),
+              "pi": ("a turn is taken for π radians; it has 2π",
+                     ratio(turns=lambda f: original * f / math.pi)),
+              "times_2_pi": ("the turns are multiplied by 2π, not divided",
+                             ratio(turns=lambda f: original * f * 2 * math.pi)),
               "longer_original": (
                   "`original` is multiplied by `factor`; the turns count in the old context",
-                  scaled(turns=lambda f: original * factor * f / (2 * math.pi))),
-              "fast_slower": (
-                  "the fast pairs are slowed down instead of the slow ones",
-                  old / factor + old - scaled()),
-              "no_clamp": ("the share is not clamped to 0 … 1", scaled(**any_share)),
-              "below_0": (
-                  "shares below 0 remain: the slowest pairs are slowed down too much",
-                  scaled(least=-math.inf)),
-              "above_1": (
-                  "shares above 1 remain: the fastest pairs become faster", scaled(most=math.inf)),
+                  ratio(turns=lambda f: original * factor * f / (2 * math.pi))),
+              "fast_slower": ("the fast pairs are slowed down instead of the slow ones",
+                              1 / factor + 1 - ratio()),
+              "no_clamp": ("the share is not clamped to 0 … 1",
+                           ratio(least=-math.inf, most=math.inf)),
+              "below_0": ("shares below 0 remain: the slowest pairs are slowed down too much",
+                          ratio(least=-math.inf)),
+              "above_1": ("shares above 1 remain: the fastest pairs become faster",
+                          ratio(most=math.inf)),
               "linear_in_length": (
                   "the mix is linear in the tokens of a turn, not in the number of turns",
-                  scaled(waves=True)),
-              "lengths_mixed": (
-                  "the tokens of a turn are mixed, not the frequencies",
-                  scaled(mean=lambda f, share: f / (share + (1 - share) * factor))),
-              "powers": (
-                  "the old and the new frequency are multiplied as powers; they are added with "
-                  "shares",
-                  scaled(mean=lambda f, share: f * factor ** (share - 1))),
-              "by_high": (
-                  "turns - low is divided by high, not by high - low",
-                  scaled(ramp=lambda n: (n - low) / high)),
-              "from_0": (
-                  "the share grows from 0 turns on, not from low", scaled(ramp=lambda n: n / high)),
-              "new_left_out": (
-                  "the share of the new frequency is left out",
-                  scaled(mean=lambda f, share: share * f)),
-              "new_1_over_factor": (
-                  "the new frequency is 1 / factor, not frequency / factor",
-                  scaled(mean=lambda f, share: share * f + (1 - share) / factor)),
-              "faster": (
-                  "the frequency is multiplied by factor instead of divided",
-                  scaled(slower=1 / factor)),
-          }.items()})
+                  ratio(ramp=lambda n: (1 / low - 1 / n) / (1 / low - 1 / high))),
+              "lengths_mixed": ("the tokens of a turn are mixed, not the frequencies",
+                                ratio(mean=lambda f, share: f / (share + (1 - share) * factor))),
+              "powers": ("the old and the new frequency are multiplied as powers; they are added "
+                         "with shares", ratio(mean=lambda f, share: f * factor ** (share - 1))),
+              "by_high": ("turns - low is divided by high, not by high - low",
+                          ratio(ramp=lambda n: (n - low) / high)),
+              "from_0": ("the share grows from 0 turns on, not from low",
+                         ratio(ramp=lambda n: n / high)),
+              "new_left_out": ("the share of the new frequency is left out",
+                               ratio(mean=lambda f, share: share * f)),
+              "new_1_over_factor": ("the new frequency is 1 / factor, not frequency / factor",
+                                    ratio(mean=lambda f, share: share * f + (1 - share) / factor)),
+              "faster": ("the frequency is multiplied by factor instead of divided",
+                         ratio(mean=lambda f, share: share * f + (1 - share) * f * factor))})
 
 
 def test_llama3_frequencies__unseen(unseen, rng):
@@ -517,16 +470,6 @@ def random_transformer(family, folder, shards=None, **entries):
     return model
 
 
-def random_llama(**entries):
-    """A model of the course's with random weights."""
-    from layer2_graph import Config, Llama
-    from layer2_graph.checkpoint import shapes
-
-    m = Config(**{"L": 1, "C": 32, "H": 4, "G": 2, "D": 16, "F": 48, "V": 9, "eps": 1e-5,
-                  "theta": 1e4, "room": 64} | entries)
-    return Llama(m, {name: torch.randn(shape) / 8 for name, shape in shapes(m)}, kernels("torch"))
-
-
 def same_logits(folder, want):
     """A folder, read by the course, gives the logits of a model of transformers: 1e-4."""
     model = load(folder)
@@ -534,20 +477,24 @@ def same_logits(folder, want):
     cache = PagedCache(model.config, 2, 160)
     with torch.no_grad():
         right = want(tokens).logits
-        first = model.forward(cache.step([tokens[0, :149].tolist(), tokens[1, :60].tolist()]),
-                              cache, every=True)
-        second = model.forward(cache.step([[int(tokens[0, 149])], tokens[1, 60:].tolist()]),
-                               cache, every=True)
-    assert (first[:149] - right[0, :149]).abs().max() < 1e-4
-    assert (first[149:] - right[1, :60]).abs().max() < 1e-4
-    assert (second[:1] - right[0, 149:]).abs().max() < 1e-4
-    assert (second[1:] - right[1, 60:]).abs().max() < 1e-4
+        for new, rows in (
+                ([tokens[0, :149], tokens[1, :60]], [right[0, :149], right[1, :60]]),
+                ([tokens[0, 149:], tokens[1, 60:]], [right[0, 149:], right[1, 60:]])):
+            got = model.forward(cache.step([part.tolist() for part in new]), cache, every=True)
+            assert (got - torch.cat(rows)).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_logits_are_those_of_transformers(tmp_path, name):
+def test_logits_and_tokens_are_those_of_transformers(tmp_path, name):
     family, entries = FAMILIES[name]
-    same_logits(tmp_path, random_transformer(family, tmp_path, **entries))
+    want = random_transformer(family, tmp_path, **entries)
+    same_logits(tmp_path, want)
+    prompts = [[5, 17, 3], [40, 41, 42, 43, 44, 45, 46], [90]]
+    got = greedy(load(tmp_path), prompts, 20)
+    for prompt, tokens in zip(prompts, got, strict=True):
+        right = want.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False,
+                              eos_token_id=None, pad_token_id=0)[0, len(prompt):]
+        assert tokens == right.tolist()
 
 
 def test_logits_from_shards(tmp_path):
@@ -572,18 +519,6 @@ def test_logits_of_a_config_as_transformers_4_wrote_it(tmp_path, parameters, kin
     entries["rope_scaling"] = kind and scaling | {kind: name}
     path.write_text(json.dumps(entries), "utf-8")
     same_logits(tmp_path, want)
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_greedy_continuations_are_those_of_transformers(tmp_path, name):
-    family, entries = FAMILIES[name]
-    want = random_transformer(family, tmp_path, **entries)
-    prompts = [[5, 17, 3], [40, 41, 42, 43, 44, 45, 46], [90]]
-    got = greedy(load(tmp_path), prompts, 20)
-    for prompt, tokens in zip(prompts, got, strict=True):
-        right = want.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False,
-                              eos_token_id=None, pad_token_id=0)[0, len(prompt):]
-        assert tokens == right.tolist()
 
 
 def test_nano_weights_give_the_tokens_of_o02():

@@ -8,9 +8,26 @@ from lab import device, simulator
 from layer1_kernels import kernels
 from layer2_graph import PagedCache, greedy, load
 from layer2_graph.generate import ROUNDING
-from layer3_system import Broken, ByteTokenizer, MockLlama, PrefixPool, Scheduler
+from layer3_system import (
+    BlockPool,
+    Broken,
+    ByteTokenizer,
+    Engine,
+    MockLlama,
+    Pages,
+    PrefixPool,
+    Scheduler,
+)
 from layer3_system.bench.soak import KINDS, RECORD, alone, line, soak
-from tests.layer3_system.engine_cases import S, connected, engine, params, prefix_pool, run
+from tests.layer3_system.engine_cases import (
+    S,
+    connected,
+    engine,
+    params,
+    prefix_pool,
+    run,
+    same_as_alone,
+)
 
 
 @pytest.mark.parametrize("table", ["triton", "cuda"])
@@ -62,7 +79,7 @@ def test_a_kernel_that_raises(overlap):
     good, bad, late = [e.submit([n] * 5, asked)[0] for n in (1, 13, 2)]
     outputs = run(e)
     assert (bad.reason, bad.error) == ("error", "FloatingPointError: unlucky")
-    assert [o.reason for o in outputs if o.request is bad] == ["error"]
+    assert [o.reason for o in outputs if o.request is bad] == ["error"] and not e.pool.used
     for r in (good, late):
         assert 13 in alone(r) or r.output == alone(r)
         assert r.reason == ("error" if 13 in alone(r)[:-1] else "length")
@@ -71,8 +88,38 @@ def test_a_kernel_that_raises(overlap):
 def test_scores_that_are_no_numbers():
     e = engine(scores=lambda context, V: torch.full((V,), float("nan") if context[0] == 1 else 0.0))
     bad, good = [e.submit([n] * 5, params(2))[0] for n in (1, 2)]
-    run(e)
+    outputs = [(o.tokens, o.reason) for o in run(e) if o.request is bad]
+    assert outputs == [([], "error")] and not e.pool.used
     assert bad.reason == "error" and "not finite" in bad.error and good.reason == "length"
+
+
+# ---- a cache that is the model's own
+
+
+class Latent(MockLlama):
+    """A model that makes its own cache."""
+
+    def make_cache(self, *sizes):
+        self.sizes = sizes
+        self.cache = Pages(self.config, *sizes)
+        return self.cache
+
+    def forward(self, batch, cache, every=False):
+        assert cache is self.cache
+        return super().forward(batch, cache, every)
+
+
+def test_a_model_may_make_its_own_cache():
+    """Of the pool's pages, the weights' dtype and device; forks and preemptions work on it."""
+    model, pool = Latent(), BlockPool(7, S)
+    e = Engine(model, ByteTokenizer(), pool, Scheduler(pool))
+    answers = [*e.submit([1, 2, 3, 4, 5], params(ignore_eos=True, n=2)),
+               *e.submit([6] * 9, params(ignore_eos=True))]
+    run(e)
+    assert e.pages is model.cache
+    assert model.sizes == (7, S, model.embedding.dtype, model.embedding.device)
+    assert any(r.preemptions for r in answers)
+    same_as_alone(*answers)
 
 
 # ---- the soak

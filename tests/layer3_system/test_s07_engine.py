@@ -16,14 +16,17 @@ from layer3_system import (
     ByteTokenizer,
     Engine,
     MockLlama,
-    Pages,
     Recorder,
     SamplingParams,
     Scheduler,
-    check_engine,
     mock_scores,
 )
 
+REQUEST = "layer3_system.s01_request:Request"
+PARAMS = "layer3_system.s01_request:SamplingParams"
+SCHEDULER = "layer3_system.s04_continuous_batching:Scheduler"
+MOCK = "layer3_system.testing.mock_llama:"
+WATCHED = "lab.judge.mocks:Watched"
 GREEDY = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
 
 
@@ -42,11 +45,9 @@ class Run:
                  pool="s02_block_pool:BlockPool", **parts):
         self.make = subject.make
         self.pool = self.make(f"layer3_system.{pool}", P, S)
-        self.scheduler = self.make("layer3_system.s04_continuous_batching:Scheduler", self.pool,
-                                   max_seqs, budget, chunk)
-        self.model = self.make("layer3_system.testing.mock_llama:MockLlama", room)
-        tokenizer = self.make("layer3_system.testing.mock_llama:ByteTokenizer")
-        self.engine = subject.Engine(self.model, tokenizer, self.pool, self.scheduler, **parts)
+        self.scheduler = self.make(SCHEDULER, self.pool, max_seqs, budget, chunk)
+        self.engine = subject.Engine(self.make(f"{MOCK}MockLlama", room), self.make(
+            f"{MOCK}ByteTokenizer"), self.pool, self.scheduler, **parts)
         self.recorder = self.make("layer3_system.recorder:Recorder", self.engine, True)
         self.budget = budget
         self.max_seqs = max_seqs
@@ -56,7 +57,7 @@ class Run:
 
     def submit(self, name, prompt, **params):
         """[Request] of the engine, as handles."""
-        params = self.make("layer3_system.s01_request:SamplingParams", **(GREEDY | params))
+        params = self.make(PARAMS, **(GREEDY | params))
         requests = self.engine.submit(prompt, params, name)
         names = [name] if len(requests) == 1 else [f"{name}/{i}" for i in range(len(requests))]
         self.prompts |= dict.fromkeys(names, prompt)
@@ -173,9 +174,8 @@ def test_predict_steps(subject, truth):
         ("", "Which request does the budget reach first, and what is left for the next?"))
     for i, (row, right) in enumerate(zip(got, want, strict=False)):
         more = f" That is more than the budget of {BUDGET}." if sum(row) > BUDGET else ""
-        assert row == right, mistake(
-            name, f"predict_steps: step {i + 1} is not {row} tokens of (a, b, c).{more}\n{why}",
-            why)
+        assert row == right, mistake(name, (
+            f"predict_steps: step {i + 1} is not {row} tokens of (a, b, c).{more}\n{why}"), why)
     many = "few" if len(got) < len(want) else "many"
     assert len(got) == len(want), mistake(
         name, f"predict_steps: {len(got)} steps are too {many}. In which step does b's fourth "
@@ -192,10 +192,10 @@ class Counted:
         """rows: [(prompt, output, draft, pages of its table, computed, n)]"""
         self.S = S
         self.rows = rows
-        params = subject.make("layer3_system.s01_request:SamplingParams")
+        params = subject.make(PARAMS)
         self.requests = [subject.make(
-            "layer3_system.s01_request:Request", f"request-{b}", list(prompt), params,
-            output=list(output), draft=list(draft), table=list(table), num_computed=computed)
+            REQUEST, f"request-{b}", list(prompt), params, output=list(output), draft=list(draft),
+            table=list(table), num_computed=computed)
             for b, (prompt, output, draft, table, computed, _) in enumerate(rows)]
         self.counts = {r: row[-1] for r, row in zip(self.requests, rows, strict=True)}
         self.owner = [(b, i) for b, row in enumerate(rows) for i in range(row[4] - row[5], row[4])]
@@ -256,21 +256,25 @@ def is_the_step(subject, agree, name, S, rows):
         return i - row[4] + row[5]
 
     what = f"build_step, {name}: "
-    agree(step.tokens, each(token), "exact", what + "tokens", at=inputs.at, mistakes={
+
+    def field(name, want, at, mistakes):
+        agree(getattr(step, name), want, "exact", what + name, at=at, mistakes=mistakes)
+
+    field("tokens", each(token), inputs.at, {
         "first_tokens": ("you take the first n tokens of a request, not those that end at "
                          "num_computed", each(lambda row, i: token(row, first(row, i)))),
         "last_known": ("you take the last n known tokens; the step computes those that end at "
                        "num_computed",
                        each(lambda row, i: ([*row[0], *row[1], *row[2]] * 2)[i - row[4]]))})
     positions = each(lambda row, i: i)
-    agree(step.positions, positions, "exact", what + "positions", at=inputs.at, mistakes={
+    field("positions", positions, inputs.at, {
         "positions_from_0": ("you count positions from the first token of this step", each(first)),
         "starts_at_computed": ("you start at num_computed; this step's tokens end there",
                                each(lambda row, i: i + row[5])),
         "positions_16_bits": ("positions are cut to 16 bits",
                               positions.astype(np.int16).astype(int))})
     slots = each(slot)
-    agree(step.slots, slots, "exact", what + "slots", at=inputs.at, mistakes={
+    field("slots", slots, inputs.at, {
         "ignores_table": ("you ignore the table and use pages 0, 1, … of the pool", positions),
         "first_slot": ("you start at the first slot of the table and overwrite earlier tokens",
                        each(lambda row, i: slot(row, first(row, i)))),
@@ -278,23 +282,23 @@ def is_the_step(subject, agree, name, S, rows):
         "slots_32_bits": ("slots are cut to 32 bits", slots.astype(np.int32).astype(int))})
     width = max(len(row[3]) for row in rows)
 
-    def padded(fill):
-        return np.array([[*row[3], *[fill(row)] * (width - len(row[3]))] for row in rows])
+    def padded(fill, front=False):
+        pads = [[fill(row)] * (width - len(row[3])) for row in rows]
+        return np.array([[*pad, *row[3]] if front else [*row[3], *pad]
+                         for pad, row in zip(pads, rows, strict=True)])
 
     b_of = lambda i: f"request {i[0]}" + (f", page {i[1]}" if len(i) > 1 else "")   # noqa: E731
-    agree(step.block_tables, padded(lambda row: 0), "exact", what + "block_tables", at=b_of,
-          mistakes={
+    field("block_tables", padded(lambda row: 0), b_of, {
         "padded_otherwise": ("you pad a shorter table with something other than 0",
                              padded(lambda row: -1)),
         "padded_with_last": ("you pad a shorter table with its last page",
                              padded(lambda row: row[3][-1])),
-        "padded_in_front": ("you pad a shorter table at the front", np.array(
-            [[*[0] * (width - len(row[3])), *row[3]] for row in rows]))})
+        "padded_in_front": ("you pad a shorter table at the front",
+                            padded(lambda row: 0, front=True))})
     ns = [row[5] for row in rows]
-    agree(step.cu_q, np.array([0, *np.cumsum(ns)]), "exact", what + "cu_q",
-          at=lambda i: f"entry {i[0]}", mistakes={
+    field("cu_q", np.array([0, *np.cumsum(ns)]), lambda i: f"entry {i[0]}", {
         "no_running_sum": ("you give the counts, not their running sum", np.array([0, *ns]))})
-    agree(step.lens, np.array([row[4] for row in rows]), "exact", what + "lens", at=b_of, mistakes={
+    field("lens", np.array([row[4] for row in rows]), b_of, {
         "new_only": ("you count only the new tokens, not the whole context", np.array(ns)),
         "all_known": ("you count all tokens, computed or not", np.array(
             [len([*row[0], *row[1], *row[2]]) for row in rows])),
@@ -302,12 +306,11 @@ def is_the_step(subject, agree, name, S, rows):
                           np.array([row[4] + row[5] for row in rows]))})
     kinds = {"tokens": "int64", "positions": "int64", "slots": "int64", "block_tables": "int32",
              "cu_q": "int32", "lens": "int32"}
-    for field, kind in kinds.items():
-        assert getattr(step, field).is_contiguous(), f"{what}{field} is a view with gaps"
-        dtype = str(getattr(step, field).dtype).removeprefix("torch.")
-        assert dtype == kind, mistake(
-            "dtype", f"{what}{field} has dtype {dtype}, the kernels expect {kind}: as_batch makes "
-                     f"it.")
+    for name, kind in kinds.items():
+        assert getattr(step, name).is_contiguous(), f"{what}{name} is a view with gaps"
+        dtype = str(getattr(step, name).dtype).removeprefix("torch.")
+        assert dtype == kind, mistake("dtype", (
+            f"{what}{name} has dtype {dtype}, the kernels expect {kind}: as_batch makes it."))
 
 
 def test_build_step__unseen(subject, agree, rng):
@@ -341,11 +344,10 @@ def draws(subject, rows, every=False):
     """[(name, row)] of to_draw. rows: [(id, tokens of the prompt, of the answer, pending, computed,
     n, [ids of those that wait for its prompt])]. Tokens computed beyond all of these are
     guesses."""
-    params = subject.make("layer3_system.s01_request:SamplingParams")
+    params = subject.make(PARAMS)
 
     def request(id, prompt, answer=0, **more):
-        return subject.make("layer3_system.s01_request:Request", id, [1] * prompt, params,
-                            output=[2] * answer, **more)
+        return subject.make(REQUEST, id, [1] * prompt, params, output=[2] * answer, **more)
 
     counts = {request(id, prompt, answer, pending=pending, num_computed=computed,
                       draft=[3] * (computed - prompt - answer - pending),
@@ -484,7 +486,7 @@ def mock_engine(subject, counts, flights, overlap=False):
         return subject.make("types:SimpleNamespace", **names)
 
     def watched(answer=None):
-        return subject.make("lab.judge.mocks:Watched", None, answer)
+        return subject.make(WATCHED, None, answer)
 
     parts = {"guess": watched(), "schedule": watched(counts), "launch": watched(flights),
              "commit": watched(["an output", "and another"])}
@@ -500,9 +502,8 @@ def test_run_step(subject):
     calls = {name: part.calls for name, part in parts.items()}
     assert calls["schedule"], mistake(
         "never_schedules", "run_step: you never call engine.scheduler.schedule().")
-    assert len(calls["schedule"]) == 1, mistake(
-        "schedules_twice", "run_step: you call schedule() more than once. Each call adds its "
-                           "tokens to num_computed.")
+    assert len(calls["schedule"]) == 1, mistake("schedules_twice", (
+        "run_step: you call schedule() more than once. Each call adds its tokens to num_computed."))
     assert calls["launch"] == [[{"a": 3}]], f"run_step: launch is called with {calls['launch']}, " \
         f"expected once, with the scheduler's counts {{'a': 3}}"
     assert engine.counts == {"a": 3}, mistake(
@@ -511,9 +512,8 @@ def test_run_step(subject):
     assert calls["commit"] == [["first"], ["second"]], mistake(
         "one_flight", f"run_step: two flights were launched, but you committed {calls['commit']}: "
                       f"launch can return several flights.")
-    assert outputs == ["an output", "and another"] * 2, mistake(
-        "nested_outputs", f"run_step: got {outputs!r}, expected the outputs of all flights in one "
-                          f"list.")
+    assert outputs == ["an output", "and another"] * 2, mistake("nested_outputs", (
+        f"run_step: got {outputs!r}, expected the outputs of all flights in one list."))
     assert calls["guess"] == [[]], mistake(
         "no_guess", "run_step: engine.guess() must be called exactly once.")
 
@@ -544,9 +544,8 @@ def test_run_step__overlap(subject):
                               f"expected what was launched now, so that the next step commits it.")
     engine, parts = mock_engine(subject, {}, [], overlap=True)
     subject.run_step(engine)
-    assert parts["commit"].calls == [["before"]], mistake(
-        "last_flight_lost", "run_step: even with empty counts, the flights of the step before must "
-                            "be committed.")
+    assert parts["commit"].calls == [["before"]], mistake("last_flight_lost", (
+        "run_step: even with empty counts, the flights of the step before must be committed."))
 
 
 def test_run_step__order(subject):
@@ -559,10 +558,9 @@ def test_run_step__order(subject):
             want = ["guess", "schedule", "launch", *["commit"] * (len(behind) if overlap else 2)]
             what = f"run_step, overlap {overlap}, {len(behind)} flights of the step before: "
             if "launch" in names and overlap:
-                assert "commit" not in names[:names.index("launch")], mistake(
-                    "commits_first", f"{what}you called {names}: you commit the previous step "
-                    f"before launching the next one, so the device is idle meanwhile.",
-                    "you commit before you launch")
+                assert "commit" not in names[:names.index("launch")], mistake("commits_first", (
+                    f"{what}you called {names}: you commit the previous step before launching the "
+                    f"next one, so the device is idle meanwhile."), "you commit before you launch")
             assert "guess" not in names[names.index("schedule"):], mistake(
                 "guess_late", f"{what}you called {names}: call guess() before schedule().",
                 "call guess() before schedule()")
@@ -591,7 +589,7 @@ def called(subject, overlap, behind):
 
 
 def test_run_step__guesses(subject):
-    propose = subject.make("lab.judge.mocks:Watched", None, [1, 1])
+    propose = subject.make(WATCHED, None, [1, 1])
     run = Run(subject, drafter=subject.make("layer3_system.engine.drafts:Drafter", propose))
     run.submit("a", [5, 6, 7])
     run.step()
@@ -642,10 +640,9 @@ def test_run_step__unseen(subject, rng):
                    engine.counts, engine.flights if overlap else [])
             want = ([output for _, outputs in now for output in outputs], launched,
                     [[flight] for flight in committed], counts, behind)
-            assert got == want, (
-                f"run_step, overlap {overlap}, step {step}, counts {counts}, flights {flights}: "
-                f"outputs, launched and committed so far, engine.counts, engine.flights are {got}, "
-                f"expected {want}")
+            assert got == want, (f"run_step, overlap {overlap}, step {step}, counts {counts}, "
+                                 f"flights {flights}: outputs, launched and committed so far, "
+                                 f"engine.counts, engine.flights are {got}, expected {want}")
 
 
 # ---- end_request
@@ -663,25 +660,12 @@ def test_end_request(subject):
         "keeps_pages", "end_request: the aborted request still holds its pages.")
     assert a.status == "finished", f"end_request: its status is {a.status!r}, expected 'finished'"
     assert a.reason == "abort", f"end_request: its reason is {a.reason!r}, expected 'abort'"
-    assert isinstance(a.finished_at, float), mistake(
-        "no_time", f"end_request: finished_at is {a.finished_at!r}, expected engine.clock()'s "
-                   f"seconds.")
-    assert run.engine.finished == 1, mistake(
-        "not_counted", f"end_request: one request has finished, engine.finished is "
-                       f"{run.engine.finished}.")
+    assert isinstance(a.finished_at, float), mistake("no_time", (
+        f"end_request: finished_at is {a.finished_at!r}, expected engine.clock()'s seconds."))
+    assert run.engine.finished == 1, mistake("not_counted", (
+        f"end_request: one request has finished, engine.finished is {run.engine.finished}."))
     run.drain()
     run.as_alone("beside an aborted one", "b", count=8)
-
-
-def test_end_request__its_error(subject):
-    """A request that ends by an error keeps its text."""
-    run = Run(subject)
-    (a,) = run.submit("a", PROMPTS["a"])
-    run.step()
-    run.engine.end(a, "error", "the pages are on fire")
-    assert (a.reason, a.error) == ("error", "the pages are on fire"), mistake(
-        "error_lost", f"end_request: reason {a.reason!r} and error {a.error!r}; expected 'error' "
-                      f"and the text that end_request got.")
 
 
 def test_end_request__twice(subject):
@@ -773,22 +757,26 @@ def test_end_request__answers_that_wait(subject):
     run.as_alone("whose pages were shared", "a/2", "b", count=8)
 
 
-def test_end_request__its_time(subject):
-    """The time is that of the engine's clock, for each that ends, and for no other."""
-    clock = subject.make("lab.judge.mocks:Watched", None, 12.5)
+def test_end_request__its_time_and_error(subject):
+    """The time is that of the engine's clock, and the text that of its error, for each that ends,
+    and for no other."""
+    clock = subject.make(WATCHED, None, 12.5)
     run = Run(subject, P=20, clock=clock)
     first, *others = run.submit("a", PROMPTS["b"], n=3)
     (b,) = run.submit("b", PROMPTS["a"])
     run.step()
     subject.make("builtins:setattr", clock, "answer", 99.0)
     run.engine.end(first, "error", "out of ink")
+    assert (first.reason, first.error) == ("error", "out of ink"), mistake("error_lost", (
+        f"end_request: reason {first.reason!r} and error {first.error!r}; expected 'error' and the "
+        f"text that end_request got, 'out of ink'."))
     for request in (first, *others):
-        assert request.finished_at == 99.0, mistake(
-            "own_clock", f"end_request: all three answers finish when engine.clock() is 99; answer "
-                         f"{request.index} has finished_at {request.finished_at}.")
-        assert request.error == "out of ink", mistake(
-            "forks_no_error", f"end_request: all three answers finish by the error 'out of ink'; "
-                              f"answer {request.index} has the error {request.error}.")
+        assert request.finished_at == 99.0, mistake("own_clock", (
+            f"end_request: all three answers finish when engine.clock() is 99; answer "
+            f"{request.index} has finished_at {request.finished_at}."))
+        assert request.error == "out of ink", mistake("forks_no_error", (
+            f"end_request: all three answers finish by the error 'out of ink'; answer "
+            f"{request.index} has the error {request.error}."))
     assert b.finished_at is None, \
         f"end_request: b has not finished, but its finished_at is {b.finished_at}"
 
@@ -802,12 +790,11 @@ class Desk:
         self.rng = rng
         self.told = []
         self.pool = self.make("layer3_system.s02_block_pool:BlockPool", 24, 4)
-        self.scheduler = self.make(
-            "layer3_system.s04_continuous_batching:Scheduler", self.pool, int(rng.integers(1, 7)),
-            int(rng.integers(6, 20)))
-        self.params = self.make("layer3_system.s01_request:SamplingParams")
+        self.scheduler = self.make(SCHEDULER, self.pool, int(rng.integers(1, 7)),
+                                   int(rng.integers(6, 20)))
+        self.params = self.make(PARAMS)
         self.state = self.make("operator:attrgetter", "status", "reason", "error", "finished_at")
-        self.clock = self.make("lab.judge.mocks:Watched", None, 0.0)
+        self.clock = self.make(WATCHED, None, 0.0)
         self.engine = self.make("types:SimpleNamespace", scheduler=self.scheduler, finished=0,
                                 clock=self.clock)
         self.requests = {}              # these two by name
@@ -821,7 +808,7 @@ class Desk:
 
     def come(self, name, others):
         tokens = self.rng.integers(9, size=int(self.rng.integers(1, 12))).tolist()
-        first, *forks = (self.make("layer3_system.s01_request:Request", each, tokens, self.params)
+        first, *forks = (self.make(REQUEST, each, tokens, self.params)
                          for each in [name, *(f"{name}{i}" for i in range(others))])
         for i, other in enumerate(forks):
             self.make("builtins:setattr", other, "leader", first)
@@ -986,75 +973,3 @@ def test_end_request__unseen(subject, reference, rng, overlap):
     for each, right in zip(got[1], want[1], strict=True):
         assert each == right, f"{what} one has (id, index, status, reason, error, type of " \
             f"finished_at, output) {each}, expected {right}"
-
-
-# ---- given code
-
-
-class Faulty(MockLlama):
-    """A model that raises where a step has this token."""
-
-    token = 99
-
-    def forward(self, step, cache, every=False):
-        if (step.tokens == self.token).any():
-            raise RuntimeError("a kernel fails")
-        return super().forward(step, cache, every)
-
-
-class Blank(MockLlama):
-    """A model whose scores are NaN."""
-
-    def forward(self, *args):
-        return super().forward(*args) * float("nan")
-
-
-def test_a_kernel_that_raises_ends_the_one_at_fault():
-    engine = Engine(Faulty(), ByteTokenizer())
-    params = SamplingParams(**GREEDY)
-    (good,) = engine.submit([1, 2], params, "good")
-    (bad,) = engine.submit([1, 99], params, "bad")
-    ended = {}
-    while engine.busy:
-        for output in engine.step():
-            if output.reason:
-                assert output.request.id not in ended, "its end is reported twice"
-                ended[output.request.id] = output.reason
-    assert ended == {"good": "length", "bad": "error"}
-    assert good.output == alone([1, 2], 8) and bad.error == "RuntimeError: a kernel fails"
-    assert not engine.pool.used
-
-
-def test_scores_that_are_no_numbers_end_an_answer_once():
-    engine = Engine(Blank(), ByteTokenizer())
-    engine.submit([1, 2, 3])
-    assert [(o.tokens, o.reason) for o in engine.step()] == [([], "error")]
-    assert not engine.busy and not engine.pool.used
-
-
-class Latent(MockLlama):
-    """A model that makes its own cache."""
-
-    def make_cache(self, *sizes):
-        self.sizes = sizes
-        self.cache = Pages(self.config, *sizes)
-        return self.cache
-
-    def forward(self, batch, cache, every=False):
-        assert cache is self.cache
-        return super().forward(batch, cache, every)
-
-
-def test_a_model_may_make_its_own_cache():
-    """Of the pool's pages, the weights' dtype and device; forks and preemptions work on it."""
-    model, pool = Latent(), BlockPool(7, 4)
-    engine = Engine(model, ByteTokenizer(), pool, Scheduler(pool))
-    answers = [*engine.submit([1, 2, 3, 4, 5], SamplingParams(**GREEDY | {"n": 2})),
-               *engine.submit([6] * 9, SamplingParams(**GREEDY))]
-    while engine.busy:
-        engine.step()
-        check_engine(engine)
-    assert engine.pages is model.cache
-    assert model.sizes == (7, 4, model.embedding.dtype, model.embedding.device)
-    assert any(r.preemptions for r in answers)
-    assert [r.output for r in answers] == [alone(r.prompt, 8) for r in answers]

@@ -1,0 +1,94 @@
+"""What r03 gives and does not ask for, and the numbers that its text states."""
+
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+import pytest
+
+from day01_roofline import (
+    LLAMAS,
+    Llama,
+    attended,
+    count_bytes,
+    count_conv,
+    count_flops,
+    count_parameters,
+    decode_batch,
+    decode_costs,
+    intensity,
+    layer_matrices,
+)
+
+H100 = 989e12, 3.35e12          # FLOP/s, byte/s
+RAGGED = (Llama("", 13, 357, 21, 3, 11, 37, 101, False), Llama("", 2, 12, 3, 1, 4, 17, 29, True))
+# As the models' own pages state them, exactly.
+PUBLISHED = {"SmolLM-135M": 134_515_008, "Llama-3.2-1B": 1_235_814_400,
+             "Llama-3.1-8B": 8_030_261_248, "Llama-3.1-70B": 70_553_706_496}
+
+
+def test_published_totals():
+    """The given shapes are those of the models: their parameters add up to the published totals."""
+    assert {name: sum(count_parameters(m).values()) for name, m in LLAMAS.items()} == PUBLISHED
+
+
+def test_numbers_that_the_text_states_and_no_cell_prints():
+    """Where the matmuls of the 8B model pass the H100's ridge; the cache of the H200's batch."""
+    batches = [decode_batch(2 * n * k, 2 * n * k, 2 * (n + k), *H100) for n, k in (
+        (4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096), (4096, 128256))]
+    assert (min(batches), max(batches)) == (319, 345)
+    batch = decode_batch(*decode_costs(LLAMAS["Llama-3.1-8B"], 512, 2), 989e12, 4.8e12)
+    assert batch == 8364 and round(batch * 512 * 2 * 32 * 2 * 8 * 128 / 1e9) == 561
+
+
+@pytest.mark.parametrize("T, N", [(1, 1), (1, 9), (5, 5), (4, 9)])
+def test_attended(T, N):
+    """Counted in the mask."""
+    assert attended(T, N) == (np.arange(N - T, N)[:, None] >= np.arange(N)).sum()
+
+
+@pytest.mark.parametrize("T, N", [(0, 3), (4, 3)])
+def test_attended_refuses_what_is_no_step(T, N):
+    with pytest.raises(ValueError, match=f"got T = {T} and N = {N}"):
+        attended(T, N)
+
+
+@pytest.mark.parametrize("m", RAGGED)
+def test_layer_matrices(m):
+    one = count_parameters(replace(m, L=1))
+    assert {name: prod(size) for name, size in layer_matrices(m).items()} == {
+        name: one[name] for name in ("qkv", "out", "gate_up", "down")}
+
+
+@pytest.mark.parametrize("m", RAGGED)
+def test_decode_costs(m):
+    weights, activations, cache = np.sum([*count_bytes(m, 1, 1, 9, 2).values()], 0)
+    assert decode_costs(m, 9, 2) == (
+        sum(count_flops(m, 1, 1, 9).values()), weights, activations + cache)
+
+
+def test_intensity():
+    step = RAGGED[0], 3, 4, 9
+    want = sum(count_flops(*step).values()) / np.sum([*count_bytes(*step, 2).values()])
+    assert intensity(*step, 2) == pytest.approx(want, rel=1e-12)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 6])
+def test_count_conv(groups):
+    """Against a convolution that counts its multiplications as it does them."""
+    B, height, width, inputs, outputs, side, itemsize = 2, 4, 3, 6, 12, 3, 4
+    touched, products = set(), 0
+    for index in np.ndindex(B, height, width, outputs):
+        group = index[3] // (outputs // groups)
+        for channel in range(group * inputs // groups, (group + 1) * inputs // groups):
+            for tap in np.ndindex(side, side):
+                products += 1
+                touched |= {("image", *index[:3], channel), ("filter", index[3], channel, *tap),
+                            ("result", *index)}
+    assert count_conv(B, height, width, inputs, outputs, side, groups, itemsize) \
+        == (2 * products, itemsize * len(touched))
+
+
+def test_count_conv_refuses_ragged_groups():
+    with pytest.raises(ValueError, match="6 input and 5 output channels do not divide into 2"):
+        count_conv(1, 2, 2, 6, 5, 3, 2, 4)
