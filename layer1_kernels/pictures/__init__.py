@@ -18,12 +18,7 @@ losses    A row of logits: its probabilities, the m and s of its blocks, and its
 
 from layer1_kernels.pictures.angles import turns
 from layer1_kernels.pictures.banks import small_banks
-from layer1_kernels.pictures.chip import (
-    attention_tile,
-    crossings,
-    row_before_and_after,
-    row_in_blocks,
-)
+from layer1_kernels.pictures.chip import attention_tile, crossings
 from layer1_kernels.pictures.experts import loads, tile_lists
 from layer1_kernels.pictures.fragments import mma_step, warp_quarters
 from layer1_kernels.pictures.gates import gated_tiles, halves, silu_curve
@@ -57,8 +52,7 @@ from layer1_kernels.pictures.tiles import (
 __all__ = ["attention_tile", "bank_groups", "crossings", "errors", "falling", "fragment",
            "gated_tiles", "grid", "halves", "lanes", "launches", "loads", "masked", "mma_step",
            "one_round", "operands", "overlap", "owners", "packed_row", "page_map", "passes",
-           "register_cliff", "rounds", "row_before_and_after", "row_before_and_after",
-           "row_in_blocks", "row_in_blocks", "row_program", "running", "scale_groups", "shuffle",
-           "silu_curve", "small_banks", "strides", "thread_tiles", "tile_lists", "tile_map",
-           "tile_numbers", "tile_orders", "tile_walks", "token_loss", "tree", "turned", "turns",
-           "warp_quarters", "warp_tiles"]
+           "register_cliff", "rounds", "row_before_and_after", "row_in_blocks", "row_program",
+           "running", "scale_groups", "shuffle", "silu_curve", "small_banks", "strides",
+           "thread_tiles", "tile_lists", "tile_map", "tile_numbers", "tile_orders", "tile_walks",
+           "token_loss", "tree", "turned", "turns", "warp_quarters", "warp_tiles"]
