@@ -169,7 +169,6 @@ LONG_GRADERS = {
     "tests/layer2_graph/test_g01_llama.py": 612,
     "tests/layer2_graph/test_g02_kv_cache.py": 659,
     "tests/layer2_graph/test_g05_fused_llama.py": 1139,
-    "tests/layer2_graph/test_g06_cuda_graphs.py": 962,
     "tests/layer2_graph/test_g07_weight_quantization.py": 779,
     "tests/layer2_graph/test_g08_activation_kv_quantization.py": 893,
     "tests/layer3_system/test_s01_request.py": 839,
