@@ -1,14 +1,13 @@
 """g03 · Merging: two operations that become one equation, with other weights and fewer launches
 
-T: new tokens   N: a context, new tokens included   C: model width   D: head width
+T: new tokens   N: tokens in the context, new ones included   C: model width   D: head width
 H: query heads   G: key and value heads   F: mlp width   V: vocabulary
 &: merged, the weights of two operations are combined before the run    +: fused, two operations
 still run, in one launch
 
-Three things can be merged: matrices on the same x (their rows are stacked), a factor for each
-number that comes in (it scales columns), a factor and a shift for each number that goes out (they
-scale rows and shift biases). Latent attention moves brackets: (q W) · c in place of q · (W c), so
-that no key is ever made.
+What can be merged: matrices on the same x (stack their rows), a factor on each input (scale the
+columns), a factor and a shift on each output (scale the rows, add to the bias). Latent attention
+moves brackets: (q W) · c instead of q · (W c), so that no key is ever computed.
 """
 
 from collections.abc import Sequence
@@ -29,24 +28,24 @@ __all__ = ["MergedLayer", "MergedLlama", "attend_absorbed", "attend_expanded", "
 # ---- matrices on the same input
 
 
-def predict_merged_launches():
-    """Launches of a layer of MergedLlama. g01's layer takes 15."""
+def predict_merged_launches() -> int:
+    """The launches of a layer of MergedLlama. g01's layer makes 15."""
     # exercise: which matrices have the same input?
     return 15 - 2 - 1
 
 
 def merge_rows(matrices: Sequence[tuple]) -> tuple[Tensor, Tensor | None]:
-    """One matrix that does what several on the same input do: ([(weight, bias)]) -> (weight, bias).
+    """Stack matrices that multiply the same input: [(weight, bias)] -> (weight, bias).
 
-    weight: (numbers out, numbers in)    bias: (numbers out,) or None. The results lie one after the
-    other in a row, in the order of `matrices`. The merged bias is None if no matrix has one;
-    otherwise a matrix without a bias gets zeros, of its weight's dtype.
+    weight: (numbers out, numbers in)    bias: (numbers out,) or None. The results lie side by side,
+    in the order of `matrices`. If no matrix has a bias, the merged bias is None. If some have one,
+    a missing bias counts as zeros with the dtype of its weight.
     """
     widths = {weight.shape[1] for weight, _ in matrices}
     if len(widths) != 1:
-        raise ValueError(f"merge_rows: matrices that take {', '.join(map(str, sorted(widths)))} "
-                         f"numbers; on the same input all take the same number")
-    # exercise: one below the other; and the biases?
+        raise ValueError(f"merge_rows: the matrices take {', '.join(map(str, sorted(widths)))} "
+                         f"numbers; on the same input all must take the same number")
+    # exercise: stack the weights; then the biases
     weight = torch.cat([weight for weight, _ in matrices])
     if all(bias is None for _, bias in matrices):
         return weight, None
@@ -54,7 +53,7 @@ def merge_rows(matrices: Sequence[tuple]) -> tuple[Tensor, Tensor | None]:
 
 
 def merge_named(weights, names):
-    """merge_rows of matrices in `weights`; there each becomes a view of its rows."""
+    """merge_rows of the named matrices; in `weights` each is replaced by a view of its rows."""
     parts = [(weights[f"{name}.weight"], weights.get(f"{name}.bias")) for name in names]
     merged = merge_rows(parts)
     rows = [len(weight) for weight, _ in parts]
@@ -66,20 +65,20 @@ def merge_named(weights, names):
 
 
 class MergedLayer(NamedTuple):
-    """A layer's weights. A matrix is a pair: its weight, and its bias or None."""
+    """The weights of a layer. A matrix is a pair: its weight, and its bias or None."""
 
     attention_norm: Tensor      # (C,)
-    qkv: tuple                  # ((H + 2·G)·D, C): q, k and v, one below the other
+    qkv: tuple                  # ((H + 2·G)·D, C): q, k and v, stacked
     o: tuple                    # (C, H·D)
     q_norm: Tensor | None       # (D,), in the Qwen 3 family
     k_norm: Tensor | None       # (D,)
     mlp_norm: Tensor            # (C,)
-    gate_up: tuple              # (2·F, C): gate, and up below it
+    gate_up: tuple              # (2·F, C): gate and up, stacked
     down: tuple                 # (C, F)
 
 
 def merged_block(model, i, x, batch, cache):        # (T, C) -> (T, C)
-    """As g01's llama_block, with five matrices in two."""
+    """g01's llama_block with two merged matrices instead of five."""
     m = model.config
     ops = model.ops
     layer = model.layers[i]
@@ -96,10 +95,10 @@ def merged_block(model, i, x, batch, cache):        # (T, C) -> (T, C)
 class MergedLlama(Llama):
     """g01's Llama with q, k and v in one matrix, and gate and up in one.
 
-    It takes the same weights, and copies the five matrices of each layer. In its own `weights` the
-    five are views of the two, so that nothing is held twice once the caller drops the originals.
-    q, k, v, gate and up are views of wider rows. Tables torch and triton take them as they are;
-    cuda's attention copies them first if T > 1.
+    It takes the same weights and copies five matrices of each layer into two. In its own `weights`
+    the five are views of the two, so no number is stored twice once the caller drops its own.
+    q, k, v, gate and up are views of wider rows. The kernels of torch and triton accept such views;
+    attention of cuda copies them first if T > 1.
     """
 
     def __init__(self, config: Config, weights: dict[str, Tensor], ops: Kernels):
@@ -118,9 +117,9 @@ class MergedLlama(Llama):
         return merged_block(self, i, x, batch, cache)
 
     def heads(self, layer: MergedLayer, y: Tensor) -> tuple:        # type: ignore[override]
-        """(T, H, D), 2 × (T, G, D): queries, keys and values.
+        """(T, H, D), 2 × (T, G, D): q, k and v as views of one array.
 
-        They are views of one array, unless a norm of each head made new arrays.
+        After a norm of each head, q and k are new arrays.
         """
         m = self.config
         together = self.linear(y, layer.qkv).view(len(y), -1, m.D)      # (T, H + 2 * G, D)
@@ -135,19 +134,19 @@ class MergedLlama(Llama):
 
 
 def fold_norm(norm: Tensor, weight: Tensor) -> Tensor:      # (C,), (N, C) -> (N, C)
-    """The matrix that does to x / rms(x) what `weight` does to x / rms(x) · norm.
+    """weight · diag(norm): the matrix for an input without the norm's weights.
 
-    It is weight · diag(norm), rounded once to weight's dtype. The matrix's bias stays.
+    Rounded once, to the dtype of weight. The bias of the matrix does not change.
     """
     exact = torch.promote_types(weight.dtype, torch.float32)
     return (weight.to(exact) * norm.to(exact)).to(weight.dtype)
 
 
 def fold_norms(m, weights):
-    """The same model with norms of ones: each norm's weight goes into all matrices that it feeds.
+    """The same model with every norm weight 1: each is folded into all matrices that read the norm.
 
-    m: its Config    weights: {name as Hugging Face has it: tensor}. The last norm stays if the
-    embedding serves as the head: the rows of incoming tokens must not be scaled.
+    m: its Config    weights: {name as Hugging Face has it: tensor}. The last norm is kept if the
+    embedding is also the head, because the embeddings must not be scaled.
     """
     folded = dict(weights)
     feeds = {f"model.layers.{i}.{norm}": [f"model.layers.{i}.{name}_proj" for name in names]
@@ -169,25 +168,25 @@ def fold_norms(m, weights):
 
 def fold_batch_norm(weight: Tensor, bias: Tensor | None, mean: Tensor, variance: Tensor,
                     gamma: Tensor, beta: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """(weight, bias) of one convolution that does a convolution, then batch norm in evaluation.
+    """(weight, bias) of one convolution equal to a convolution, then batch norm in evaluation.
 
-    weight: (O, inputs of a group, side, side), or with more or fewer sides    bias: (O,) or None
-    The norm turns an output z into (z - mean) / sqrt(variance + eps) · gamma + beta; all of these
-    are (O,). Groups, stride and padding stay. Rounded once, to weight's dtype.
+    weight: (O, inputs of a group, height, width), or with more or fewer axes    bias: (O,) or None
+    The norm maps an output z to (z - mean) / sqrt(variance + eps) · gamma + beta; all four are
+    (O,). Groups, stride and padding do not change. Rounded once, to the dtype of weight.
     """
     exact = torch.promote_types(weight.dtype, torch.float32)
     w, mean, variance, gamma, beta = (a.to(exact) for a in (weight, mean, variance, gamma, beta))
     b = torch.zeros_like(mean) if bias is None else bias.to(exact)      # (O,)
-    # exercise: what is each output channel multiplied by, and what is then added to it?
+    # exercise: by what is each output channel multiplied, and what is then added?
     scale = gamma / (variance + eps).sqrt()                             # (O,)
     w = w * scale.view(-1, *[1] * (w.ndim - 1))
     b = (b - mean) * scale + beta                                       # (O,)
     return w.to(weight.dtype), b.to(weight.dtype)
 
 
-def choose_marks():
-    """A mark for each line, in order: & where one equation with other weights does both for every
-    input; + where both must be computed, though one launch may do it.
+def choose_marks() -> str:
+    """One mark for each line, in order: & if one operation with other weights gives the same result
+    for every input; + if both must be computed, though one launch may do both.
 
     1  the matrices of gate and of up, on the same x
     2  a convolution, then batch norm in evaluation
@@ -196,7 +195,7 @@ def choose_marks():
     5  RMSNorm's weight, then a matrix
     6  the matrix of keys, then RoPE
     """
-    # exercise: is the second one the same linear map for every input, at every place?
+    # exercise: are both together one matrix and one shift, for every input and position?
     return "&&++&+"
 
 
@@ -204,7 +203,7 @@ def choose_marks():
 
 
 def causal(scores):                                 # (H, T, N) -> (H, T, N)
-    """Attention weights; the T queries are the last of N tokens."""
+    """Attention weights: softmax of the masked scores; the T queries are the last of N tokens."""
     T, N = scores.shape[1:]
     hidden = torch.ones(T, N, dtype=torch.bool, device=scores.device).triu(N - T + 1)
     return scores.masked_fill(hidden, -torch.inf).softmax(-1)
@@ -214,10 +213,10 @@ def attend_expanded(q: Tensor, turned: Tensor, c: Tensor, k_turned: Tensor, w_k:
                     w_v: Tensor, scale: float) -> Tensor:       # (H, T, D)
     """Multi-head latent attention of one sequence, with a key and a value for each head.
 
-    q: (H, T, D), the part of each query without position    turned: (H, T, E), its rotated part
-    c: (N, R), the latents    k_turned: (N, E), the rotated part of keys, one for all heads. A cache
-    holds c and k_turned    w_k, w_v: (H, D, R), make keys and values from latents
-    scale: of the scores
+    q: (H, T, D), the part of each query without a position    turned: (H, T, E), the rotated part
+    c: (N, R), the latents    k_turned: (N, E), the rotated part of the keys, shared by all heads;
+    the cache holds c and k_turned    w_k, w_v: (H, D, R), compute keys and values from latents
+    scale: factor of the scores
     Source: "DeepSeek-V2", DeepSeek-AI, 2024, section 2.1.
     """
     k = c @ w_k.mT                                              # (H, N, D)
@@ -228,9 +227,9 @@ def attend_expanded(q: Tensor, turned: Tensor, c: Tensor, k_turned: Tensor, w_k:
 
 def attend_absorbed(q: Tensor, turned: Tensor, c: Tensor, k_turned: Tensor, w_k: Tensor,
                     w_v: Tensor, scale: float) -> Tensor:       # (H, T, D)
-    """As attend_expanded, but keys and values are never made: the matrices go to the queries and
-    to the results, which are fewer."""
-    # exercise: scores without keys, a mixture without values
+    """The same result as attend_expanded without computing keys or values: the matrices multiply
+    the queries and the mixtures instead, which are fewer."""
+    # exercise: the scores without keys, then the mixture without values
     latent = q @ w_k                                            # (H, T, R)
     scores = latent @ c.mT + turned @ k_turned.mT               # (H, T, N)
     mixed = causal(scores * scale) @ c                          # (H, T, R)
@@ -243,5 +242,6 @@ def mla_flops(T: int, N: int, H: int, D: int, R: int, E: int, absorbed: bool) ->
     From queries and latents to the heads' results; letters as in attend_expanded. Pairs that the
     causal mask hides are not counted.
     """
-    rows, width = (T, R) if absorbed else (N, D)    # tokens that meet w_k and w_v; width of a score
+    rows = T if absorbed else N         # tokens that w_k and w_v multiply
+    width = R if absorbed else D        # of a score, without its rotated part
     return 2 * H * (2 * rows * D * R + attended(T, N) * (2 * width + E))

@@ -1,11 +1,11 @@
-"""g04 · A graph you can rewrite: capture, find a pattern, rewrite, prove it equal, plan its memory
+"""g04 · A graph you can rewrite: capture, find a pattern, replace it, compare, plan the memory
 
 T: tokens   C: model width   H: query heads   G: key and value heads   D: head width   F: mlp width
 A node is a call in a graph. A launch is what launches.py counts; a node that makes a view is not
 one. A storage is memory that a launch made; a tensor and its views share one.
-&  merged: two operations become one equation, their weights combined before the run
-+  fused: two operations in one launch
-L layers of PyTorch's own operations have 47·L launches for T > 1, and 8·L + 1 after all passes.
+&  merged: two operations become one, with combined weights
++  fused: two operations are computed in one launch
+L layers of PyTorch's own operations make 47·L launches for T > 1.
 """
 
 import math
@@ -46,7 +46,7 @@ __all__ = ["Plan", "PlainLayers", "Refused", "Row", "fuse_swiglu", "merge_matmul
 
 
 def gated_mlp(x, layer, eps):                       # (T, C) -> (T, C)
-    """x plus its MLP. Transposing a matrix makes a view."""
+    """x plus the MLP of x. A transposed matrix is a view."""
     y = norm(x, layer.mlp_norm, eps)
     hidden = torch.nn.functional.silu(linear(y, layer.gate)) * linear(y, layer.up)      # (T, F)
     return x + linear(hidden, layer.down)
@@ -76,7 +76,7 @@ def attend(q, k, v):                                # (T, H, D), 2 × (T, G, D) 
 
 
 class PlainLayer(torch.nn.Module):
-    """One layer; its weights are buffers of the names that g01's Layer has."""
+    """One layer. Its weights are buffers with the names of the fields of g01's Layer."""
 
     def __init__(self, layer, m):
         super().__init__()
@@ -98,9 +98,9 @@ class PlainLayer(torch.nn.Module):
 
 
 class PlainLayers(torch.nn.Module):
-    """The first layers of a g01 Llama, for one sequence of T tokens that begins at position 0.
+    """The first `count` layers of a g01 Llama, for one sequence of T tokens from position 0 on.
 
-    count: how many of them, all by default. ValueError for a model with biases or QK-norm.
+    All layers by default. ValueError for a model with biases or with norms of q and k.
     """
 
     def __init__(self, model: Llama, count: int | None = None):
@@ -120,19 +120,19 @@ class PlainLayers(torch.nn.Module):
 # ---- exercises
 
 
-def predict_mlp_launches():
-    """Launches of gated_mlp as PyTorch runs it, operation by operation."""
-    # exercise: go through it line by line; norm is more than one
+def predict_mlp_launches() -> int:
+    """The number of launches in gated_mlp, run by PyTorch one operation at a time."""
+    # exercise: go through it line by line; norm alone is several
     return 6 + 2 + 2 + 1 + 1        # norm, gate and up, silu and mul, down, add
 
 
 def fuse_swiglu(module: GraphModule, ops: Kernels) -> int:
-    """silu(gate) * up becomes one call of ops.swiglu(gate, up) (+). Returns how many places.
+    """Replaces each silu(gate) * up by one call of ops.swiglu(gate, up) (+). Returns their number.
 
-    A silu with another user is left alone: it would have to be computed anyway. So are arguments
-    that ops.swiglu does not take (rows_alike), and a gate that is written into in between.
+    Leaves the product alone if silu's result has another user, if gate and up are not alike
+    (rows_alike), or if the gate is written into between silu and the product.
     """
-    # exercise: look at the factors of each mul, in both orders; rewrite(mul, …, "silu + mul")
+    # exercise: try both factors of each mul as the silu; then rewrite(mul, …, "silu + mul")
     places = 0
     for mul in calls(module, MUL):
         for silu, up in (mul.args, mul.args[::-1]):
@@ -147,13 +147,13 @@ def fuse_swiglu(module: GraphModule, ops: Kernels) -> int:
 
 
 def merge_matmuls(module: GraphModule, ops: Kernels) -> int:
-    """Matrices that multiply the same rows become one (&). Returns how many launches that saved.
+    """Merges the matrices that multiply the same x (&). Returns the number of launches saved.
 
-    LINEAR(x, w) without bias, x (T, C), w a constant: the weights of a group are stacked,
-    (N1 + N2 + …, C). One ops.matmul stands where the first was; each old result is a slice of its
-    columns.
+    A group holds calls LINEAR(x, w) without bias, x (T, C), w a constant. Its weights are stacked
+    to (N1 + N2 + …, C); one ops.matmul stands before the first call; each old result becomes a
+    slice of its columns.
     """
-    # exercise: join each group's weights, hold them, insert the matmul, then rewrite to slices
+    # exercise: for each group stack and hold the weights, insert the matmul; then rewrite to slices
     saved = 0
     for group in groups_of_matmuls(module):
         first = group[0]
@@ -172,7 +172,7 @@ def merge_matmuls(module: GraphModule, ops: Kernels) -> int:
 
 
 def groups_of_matmuls(module):
-    """Lists of two or more nodes that merge_matmuls may make one: see there."""
+    """Lists of two or more nodes that merge_matmuls may merge."""
     groups = []
     for node in calls(module, LINEAR):
         x = node.args[0]
@@ -187,12 +187,12 @@ def groups_of_matmuls(module):
     return [group for group in groups if len(group) > 1]
 
 
-def lifetimes(launches, returned):
-    """{storage: (born, dies)}: the launch that makes it, and the last one that needs it.
+def lifetimes(launches: Sequence[tuple], returned: Iterable[int]) -> dict[int, tuple]:
+    """{storage: (born, dies)}: the launch that makes it and the last launch that needs it.
 
     launches: [(uses, makes)], each a tuple of storages    returned: those that the graph returns
-    A storage that is used but that no launch makes was there before: it is left out. One that is
-    never used lives while it is written. A returned one lives to the last launch.
+    A storage that no launch makes existed before the run: it is left out. One that is never used is
+    needed while it is written. A returned storage lives to the last launch.
     """
     # exercise: go through the launches in order
     lives = {}
@@ -203,14 +203,14 @@ def lifetimes(launches, returned):
     return lives | {storage: (lives[storage][0], last) for storage in returned if storage in lives}
 
 
-def place(sizes, lives):
-    """{storage: offset} in one arena; two that live at the same launch do not overlap.
+def place(sizes: dict[int, int], lives: dict[int, tuple]) -> dict[int, int]:
+    """{storage: offset in the arena}; two that live at the same launch do not overlap.
 
-    Largest first, and of equal ones the first born; each at the lowest offset where it fits. sizes:
-    bytes. A launch reads while it writes: its results and the storages that die at it do not
-    overlap.
+    The largest first, of equal sizes the one born earlier; each at the lowest offset where it fits.
+    sizes: in bytes. A launch reads while it writes, so a storage that dies at a launch and one that
+    is born there must not overlap.
     """
-    # exercise: for each storage, which places are taken while it lives? Take the lowest gap
+    # exercise: for each storage, which bytes are taken while it lives? Use the lowest gap that fits
     offsets = {}
     for new in sorted(sizes, key=lambda s: (-sizes[s], lives[s])):
         taken = sorted((offsets[s], offsets[s] + sizes[s]) for s in offsets
@@ -227,17 +227,17 @@ def place(sizes, lives):
 # ---- memory
 
 
-ALIGNED = 256               # bytes: what cudaMalloc gives, and more than any vector load needs
+ALIGNED = 256               # bytes: what cudaMalloc gives at least; no vector load needs more
 
 
 class Plan(NamedTuple):
-    """The place of everything that launches make, in one arena."""
+    """The offset of each storage in one arena."""
 
     offsets: dict           # {storage: byte of the arena}
     lives: dict             # {storage: (born, dies)}: launches
     sizes: dict             # bytes, rounded up
     kept: int               # bytes if nothing were freed
-    live: int               # bytes that are needed at once, at the worst launch: no plan needs less
+    live: int               # the most bytes needed at one launch; no plan can use fewer
     peak: int               # bytes of the arena
 
 
@@ -256,15 +256,16 @@ def plan_memory(run: Recording) -> Plan:
                      or offsets[s] + sizes[s] <= offsets[other]
                      or offsets[other] + sizes[other] <= offsets[s])
             if s != other and not apart:
-                raise ValueError(f"plan_memory: storages {s} and {other} live at once and overlap")
+                raise ValueError(f"plan_memory: storages {s} and {other} are alive at the same "
+                                 f"launch and overlap")
     return plan
 
 
 # ---- the pipeline
 
 
-# Shares of a result's largest number, since sums in another order round differently: twice what a
-# back end may differ from the oracle by.
+# Relative to the largest number of a result: sums in another order round differently. Twice the
+# difference that one back end may have from the oracle.
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 4e-5, torch.float16: 4e-3,
               torch.bfloat16: 3.2e-2}
 
@@ -286,12 +287,12 @@ class Row(NamedTuple):
 
 def run_passes(module: GraphModule, passes: Iterable[Callable], inputs: Sequence[Tensor],
                ops: Kernels) -> tuple[GraphModule, list[Row]]:
-    """(rewritten graph, [Row] of the captured graph and after every pass). `module` stays as is.
+    """(rewritten graph, [Row]): a Row of the captured graph, one after each pass. `module` stays.
 
-    passes: functions (module, ops) -> found; dead calls are dropped after each. inputs: tensors,
-    the arguments of a run. After each pass the graph runs on them, and on two random draws of the
-    same shapes, and is compared with the captured graph. Refused names a pass after which a result,
-    or an input that is written into, differs by more than its dtype's tolerance.
+    passes: functions (module, ops) -> found; unused calls are removed after each. inputs: tensors,
+    the arguments of a run. After each pass the new graph and the captured one run on them and on
+    two random draws of the same shapes. Refused names the pass if a result, or an input that is
+    written into, differs by more than the tolerance of its dtype.
     """
     check(module)
     trials = [inputs, *(random_like(inputs, seed) for seed in (1, 2))]
@@ -311,13 +312,13 @@ def run_passes(module: GraphModule, passes: Iterable[Callable], inputs: Sequence
         except Refused:
             raise
         except Exception as error:
-            raise Refused(f"{name}: the graph does not run after it: {error}") from error
+            raise Refused(f"after {name} the graph does not run: {error}") from error
         rows.append(row(name, changes, now, inputs))
     return now, rows
 
 
 def check(module):
-    """ValueError for a graph that changes its weights or draws: two runs of it differ."""
+    """ValueError for a graph that changes its weights or draws random numbers: its runs differ."""
     for node in module.graph.nodes:
         weights = [w.target for w in writes(node) if w.op == "get_attr"]
         if weights or draws(node):
@@ -332,7 +333,7 @@ def random_like(inputs, seed):
 
 
 def run_copy(module, inputs):
-    """All tensors that a run returns, and its inputs as it leaves them."""
+    """All tensors that a run returns, followed by the inputs as they are after the run."""
     copies = [a.clone() for a in inputs]
     with torch.no_grad():
         return [*tensors(module(*copies)), *copies]
@@ -340,15 +341,18 @@ def run_copy(module, inputs):
 
 def compare(name, got, want):
     if [(a.shape, a.dtype) for a in got] != [(a.shape, a.dtype) for a in want]:
-        raise Refused(f"{name}: the graph after it gives {like(got)}, expected {like(want)}")
+        raise Refused(f"after {name} the graph returns {like(got)}, expected {like(want)}")
     for a, b in zip(got, want, strict=True):
-        a, b, tolerance = a.double(), b.double(), TOLERANCES.get(b.dtype, 0)
+        tolerance = TOLERANCES.get(b.dtype, 0)
+        a = a.double()
+        b = b.double()
         same = (a == b) | (a.isnan() & b.isnan())
         difference = (a - b).abs().nan_to_num(math.inf, math.inf)[~same]
         largest = b[b.isfinite()].abs().max().item() if b.isfinite().any() else 0.0
         if len(difference) and difference.max() > tolerance * largest:
-            raise Refused(f"{name}: a result differs by up to {difference.max():.3g} where numbers "
-                          f"go up to {largest:.3g}; {tolerance:g} of that is allowed")
+            raise Refused(f"after {name} a result differs by up to {difference.max():.3g}; the "
+                          f"largest number is {largest:.3g}, and a difference of {tolerance:g} of "
+                          f"it is allowed")
 
 
 def like(results):

@@ -2,10 +2,9 @@
 
 B: sequences of a step   T: its new tokens   size: rows that a graph was recorded for, B at most
 pages: width of the block tables   a launch: as g01 counts them
-In eager mode the host asks for every launch: 15 for a layer of g01, 8 for one of g05. With a graph
-it copies the Batch into the buffers that the graph reads, six copies, and asks once. A recording
-freezes all that the host decided: shapes, addresses, Python numbers. So rows are padded up to a
-recorded size.
+Run eagerly, the host asks for every launch, 15 a layer in g01. From a graph it asks once, after
+copying the Batch into the buffers that the graph reads. A recording freezes everything that the
+host decided: shapes, addresses, Python numbers. So rows are padded up to a recorded size.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -30,7 +29,7 @@ __all__ = ["CaptureError", "Forked", "GraphRunner", "Tape", "capture", "choose_s
 
 
 class CaptureError(RuntimeError):
-    """This cannot be recorded: the host would need an array's contents to go on."""
+    """A function that cannot be recorded, because the host would have to read an array."""
 
 
 # ---- the recording
@@ -43,7 +42,7 @@ class Call(NamedTuple):
     function: Callable
     args: tuple
     kwargs: dict
-    result: object          # its arrays stay where they are; later calls have them as args
+    result: object          # the recorded arrays; later calls have them as arguments
 
 
 def tensors(tree):
@@ -53,13 +52,13 @@ def tensors(tree):
 
 @torch.no_grad()
 def replay(calls):
-    """Ask for every call again, in order: the same functions, on the same arrays.
+    """Make every recorded call again, in order, on the same arrays.
 
-    calls: [Call]. An array's contents may have changed since; its address has not. What a call
-    returns goes where its recorded result is, since the calls after it, and the readers of the
+    calls: [Call]. The contents of an array may have changed since the recording; its address has
+    not. What a call returns is copied into its recorded result: later calls, and the reader of the
     output, look there.
     """
-    # exercise: call each function again, and copy what it returns over its recorded result
+    # exercise: make each call again, and copy what it returns into the recorded result
     for call in calls:
         result = call.function(*call.args, **call.kwargs)
         for old, new in zip(tensors(call.result), tensors(result), strict=True):
@@ -67,13 +66,14 @@ def replay(calls):
 
 
 class Tape(TorchDispatchMode):
-    """A CUDA graph's stand-in on a CPU: .calls of function(ops), .output, .replay().
+    """A stand-in for a CUDA graph on a CPU: .calls of function(ops), .output, .replay().
 
-    As on a GPU, a replay runs none of the function's Python: its decisions are frozen. It reads the
-    arrays' current contents, and overwrites the output of the replay before. item(), tolist(),
-    masks and the like, which would stop a capture on a GPU, are a CaptureError here as well.
-    A call into the table `ops` is one launch, and its launcher stands for the kernel: it may look
-    at contents, and runs again at a replay. Recording runs every call; a GPU only takes notes.
+    As on a GPU, a replay runs none of the function's Python code, so everything that Python decided
+    is frozen. A replay reads the present contents of the arrays and overwrites the previous output.
+    item(), tolist(), masks and the like, which would stop a capture on a GPU, raise a CaptureError
+    here. A call into the table `ops` is one launch; its launcher stands for the kernel, so it may
+    read contents, and it runs again on a replay. Recording here makes the calls; a GPU only records
+    them.
     """
 
     def __init__(self, function: Callable, ops: Kernels):
@@ -116,7 +116,7 @@ class Tape(TorchDispatchMode):
 
 
 def depends_on_contents(operation, name, args):
-    """True where the host must wait for contents: item(), nonzero(), an array picked by a mask."""
+    """True if the host must read an array's contents: item(), nonzero(), indexing with a mask."""
     if name in ("index", "index_put", "index_put_"):
         return any(i is not None and i.dtype == torch.bool for i in args[1])
     return bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -124,7 +124,7 @@ def depends_on_contents(operation, name, args):
 
 
 class HostReads(TorchFunctionMode):
-    """Refuses functions that read an array without the dispatcher, outside kernels."""
+    """Refuses reads of an array that bypass PyTorch's dispatcher, outside kernels."""
 
     def __init__(self, tape):
         super().__init__()
@@ -140,13 +140,12 @@ class HostReads(TorchFunctionMode):
 def refused(name):
     what = {"_local_scalar_dense": "item(), or `if` on an array,",
             "index": "a mask", "index_put_": "a mask", "index_put": "a mask"}.get(name, f"{name}()")
-    return CaptureError(f"capture: {what} needs an array's contents on the host, which takes no "
-                        f"part in a replay. Decide before the capture, or on the device "
-                        f"(torch.where)")
+    return CaptureError(f"capture: {what} reads the array on the host, but a replay runs no "
+                        f"Python. Decide before the capture, or on the device with torch.where")
 
 
 class DeviceGraph:
-    """The same on a GPU, by torch.cuda.CUDAGraph. Written with care, not proven here: no GPU."""
+    """The same on a GPU, with torch.cuda.CUDAGraph. Not run here: no GPU."""
 
     def __init__(self, function, ops, pool):
         side = torch.cuda.Stream()
@@ -164,10 +163,10 @@ class DeviceGraph:
 
 def capture(function: Callable, ops: Kernels, device: torch.device | str,
             pool: tuple | None = None) -> Tape | DeviceGraph:
-    """function(ops), recorded: an object with .output and .replay().
+    """Records function(ops): an object with .output and .replay().
 
-    function: computes with arrays that stay where they are, and with the table of kernels it is
-        given. On a GPU it runs once before the recording, on a CPU while recording.
+    function: uses arrays whose addresses do not change, and kernels of the table that it is given.
+        On a GPU it runs once before the recording, on a CPU while recording.
     pool: of torch.cuda.graph_pool_handle(): graphs that never run at once may share its memory. A
         Tape has arrays of its own.
     CaptureError on a CPU, torch's RuntimeError on a GPU, if the host would read an array.
@@ -178,14 +177,14 @@ def capture(function: Callable, ops: Kernels, device: torch.device | str,
 
 
 class Example:
-    """A step for a first recording: four launches on two arrays of its own."""
+    """A small function to record: four launches on two arrays."""
 
     def __init__(self, numbers):
         self.x = torch.tensor([numbers])                            # (1, N)
         self.total = torch.zeros_like(self.x)                       # (1, N)
 
     def put(self, numbers):
-        """New contents for x, at the old address."""
+        """Overwrites x in place."""
         self.x.copy_(torch.tensor([numbers]))
 
     def __call__(self, ops):                        # -> (1, N)
@@ -197,23 +196,23 @@ class Example:
 # ---- sizes
 
 
-def predict_host_launches():
-    """What the host asks the device for in a decode step from a graph whose size is the batch's.
-
-    The step's arrays are on the device already.
-    """
-    # exercise: the replay is one. What does it read, and what puts that there?
+def predict_host_launches() -> int:
+    """How often the host asks the device for something in a decode step that runs from a graph of
+    exactly the batch's size. The arrays of the step are on the device already."""
+    # exercise: the replay is one request. What does it read, and how does that get there?
     return 6 + 1
 
 
 def choose_sizes(max_batch: int, waste: float) -> list[int]:
-    """The fewest sizes, ascending, with which no batch from 1 to max_batch pads more than `waste`.
+    """The fewest sizes, ascending, such that no batch from 1 to max_batch has a larger share of
+    padding than `waste`.
 
-    A batch runs in the smallest size that holds it. waste: padded rows over all rows of that size,
-    0 to 1. Buffers have max_batch rows, so no size is larger.
+    A batch runs in the smallest size that holds it. waste: padded rows divided by all rows of that
+    size, 0 to 1. Buffers have max_batch rows, so no size is larger.
     """
-    # exercise: which batch needs the largest size? What is the largest batch that it serves badly?
-    sizes, batch = [], max_batch
+    # exercise: which batch needs the largest size? Which is the largest that would waste too much?
+    sizes = []
+    batch = max_batch
     while batch > 0:
         sizes.append(batch)
         while batch > 0 and sizes[-1] - batch <= waste * sizes[-1]:
@@ -222,15 +221,15 @@ def choose_sizes(max_batch: int, waste: float) -> list[int]:
 
 
 def padded_share(sizes, batch):
-    """The share of rows that are padding when a batch runs in the smallest size that holds it; 0 if
-    no size does, since the batch then runs eagerly."""
+    """The share of padding when a batch runs in the smallest size that holds it; 0 if no size does,
+    because it then runs eagerly."""
     size = next((size for size in sizes if size >= batch), batch)
     return (size - batch) / size
 
 
 def memory(tape):
-    """The most bytes of its own arrays that a recording holds at once: each array is given back
-    after its last use, the output never. An allocator needs this much or more."""
+    """The most bytes that a recording needs at one time, if every array is freed after its last use
+    and the output is never freed. A real allocator needs at least this much."""
     def storages(tree):
         return {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors(tree)}
 
@@ -253,14 +252,14 @@ def memory(tape):
 
 
 def pad_step(buffers, batch, size):
-    """Put a step into the first rows of the buffers, and make the rest up to `size` harmless.
+    """Copies a step into the first B rows of the buffers; makes the rows from B to `size` harmless.
 
-    buffers: a Batch with more rows    batch: a Batch of B = T, B at most size
-    Afterwards the first B rows are the step's. A padded row writes nothing: its slot is -1. It is a
-    sequence of one token, so that attention reads one key for it. All else may stay: a token, a
-    position and pages of earlier steps are valid, though no longer true.
+    buffers: a Batch with more rows    batch: a Batch with B = T, B at most size
+    In place: the graph reads the buffers at their old addresses. A padded row gets slot -1, so it
+    writes nothing, and length 1, so attention reads one key. In cu_q it is a sequence of one new
+    token. Its token, position and pages may stay as they are.
     """
-    # exercise: copy each array of the step; for the rows after it set slots, lens and cu_q
+    # exercise: 1. copy each array of the step into its buffer; 2. set slots, lens, cu_q of padding
     B = len(batch.lens)
     for buffer, values in zip(buffers, batch, strict=True):
         buffer[tuple(slice(n) for n in values.shape)] = values      # a table may be narrower
@@ -271,39 +270,39 @@ def pad_step(buffers, batch, size):
 
 
 def blank_step(rows, pages, device):
-    """Buffers in which every row is padding."""
+    """A Batch in which every row is padding."""
     zeros = partial(torch.zeros, dtype=torch.int64, device=device)
     return Batch(zeros(rows), zeros(rows), zeros(rows) - 1, zeros(rows, pages).int(),
                 torch.arange(rows + 1, device=device).int(), zeros(rows).int() + 1)
 
 
 def first_rows(buffers, size):
-    """The first rows of the buffers as a step of `size` sequences: views."""
+    """The first `size` rows of the buffers as a Batch of views."""
     return Batch(*(x[:size + (x is buffers.cu_q)] for x in buffers))
 
 
 def with_ops(model, ops):
-    """The same model, weights shared, that computes with another table."""
+    """The same model, sharing the weights, with another table of kernels."""
     twin = copy(model)
     twin.ops = ops
     return twin
 
 
 class GraphRunner:
-    """Stands in for a model whose steps use one cache. If a graph fits a step, it is replayed; if
-    not, the model computes eagerly.
+    """Behaves like a model whose steps use one cache. If a graph fits the step it is replayed,
+    otherwise the model runs eagerly.
 
-    A graph fits a step by its shapes alone: a new token for each sequence (T = B), B at most the
-    largest size, block tables at most as wide as the buffers'. Contents are never read: the host
-    would have to wait for the GPU.
+    A graph fits by shapes alone: one new token per sequence (T = B), B at most the largest size,
+    block tables at most as wide as the buffers. Contents are never read on the host, because that
+    would make it wait for the GPU.
     """
 
     def __init__(self, model: Llama, cache: Cache, sizes: Iterable[int], max_batch: int,
                  pages: int):
         """model: has .ops, a table of kernels, and .forward(batch, cache)    pages: widest table
 
-        sizes: to capture; those above max_batch become max_batch. Capturing writes nothing into
-        the cache: all rows are padding. On a GPU the table must not be torch's, which waits for
+        sizes: to capture; larger ones are reduced to max_batch. Capturing writes nothing into the
+        cache, because all rows are padding. On a GPU the table must not be torch's, which waits for
         the device.
         """
         sizes = list(sizes)
@@ -331,10 +330,10 @@ class GraphRunner:
         return next((size for size in self.sizes if size >= B), None)
 
     def forward(self, batch: Batch, cache: Cache) -> Tensor:    # (B, V)
-        """As the model's. The next step overwrites the scores: use them first, or copy them."""
+        """Like the model's forward. The next step overwrites the scores; use or copy them first."""
         if cache is not self.cache:
-            raise ValueError("GraphRunner: got another cache than the one whose addresses its "
-                             "graphs recorded")
+            raise ValueError("GraphRunner: this is not the cache whose addresses the graphs have "
+                             "recorded")
         size = self.pick(batch)
         if size is None:
             return self.model.forward(batch, cache)
@@ -344,7 +343,7 @@ class GraphRunner:
 
 
 def asked(runner, batch):
-    """What the host asks the device for in a step: [name]. A replay is one."""
+    """The names of all requests that the host makes in a step. A replay counts as one."""
     recorder = Launches()
     twin = copy(runner)
     twin.model = with_ops(runner.model, recorder.counting(runner.model.ops))
@@ -357,7 +356,7 @@ def asked(runner, batch):
 
 
 class Request(NamedTuple):
-    """A request for `count` tokens that comes at step `start`."""
+    """A request that arrives at step `start` and wants `count` tokens."""
 
     prompt: list
     count: int          # type: ignore[assignment]      # it hides tuple.count
@@ -367,9 +366,9 @@ class Request(NamedTuple):
 def serve(model, cache, requests):
     """([[token]] of each request, [(sequences, new tokens) of each step]), greedily.
 
-    model: a Llama, or a GraphRunner on this cache. Request b is the cache's sequence b. Every
-    request that has come and is not finished is in a step: batches grow and shrink, and prompts and
-    decoding are mixed.
+    model: a Llama, or a GraphRunner on this cache. Request b is the cache's sequence b. Each step
+    contains the requests that have arrived and are not finished: batches grow and shrink, prompts
+    and decoding are mixed.
     """
     new = [[] for _ in requests]
     shapes = []
@@ -388,7 +387,7 @@ def serve(model, cache, requests):
 
 
 def awake(batch):
-    """A batch without the sequences that have no new token."""
+    """The step without sequences that have no new token."""
     counts = batch.cu_q.diff()                              # (B,)
     there = counts > 0
     ends = counts[there].cumsum(0).int()
@@ -403,7 +402,7 @@ WRITES = {"rope": (0, 1), "rope_and_cache": (0, 6, 7), "write_kv": (2, 3)}      
 
 
 def spans(call):
-    """(read, written): the byte ranges of a call's arrays, [(first, end)] each."""
+    """(ranges read, ranges written) by a call, in bytes: [(start, end)] each."""
     def ranges(tree):
         return [(x.data_ptr(), x.data_ptr() + x.element_size() * (1 + sum(
             (n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))))
@@ -420,9 +419,10 @@ def spans(call):
 
 
 def needs(calls):
-    """[{numbers of the earlier calls that it waits for}] of each call.
+    """For each call, the set of earlier calls, by number, that it waits for.
 
-    A call waits for those that wrote what it reads or writes, and those that read what it writes.
+    A call waits for every call that wrote what it reads or writes, and for every call that read
+    what it writes.
     """
     def meet(some, others):
         return any(a < end and first < b for a, b in some for first, end in others)
@@ -436,13 +436,13 @@ def needs(calls):
 
 
 def end_times(needs: Sequence[set[int]], costs: Sequence[float]) -> list[float]:
-    """When each call ends, if the first begins at 0, and each other as soon as all that it waits
-    for have ended: [cost]. The latest is the critical path: no number of streams makes a step
-    shorter.
+    """[time at which each call ends], if each starts as soon as all calls that it waits for have
+    ended, and at 0 if it waits for none. The largest is the length of the critical path.
 
-    needs: [{numbers of earlier calls}] of each call    costs: [cost] of each, 0 or more
+    needs: for each call the set of earlier calls, by number, that it waits for
+    costs: the cost of each call, 0 or more
     """
-    # exercise: a call begins when the last of those that it waits for ends
+    # exercise: a call starts when the last call that it waits for has ended
     ends: list[float] = []
     for waits, cost in zip(needs, costs, strict=True):
         ends.append(cost + max((ends[i] for i in waits), default=0))
@@ -450,10 +450,10 @@ def end_times(needs: Sequence[set[int]], costs: Sequence[float]) -> list[float]:
 
 
 def side_by_side(device: torch.device | str, *functions: Callable) -> list:
-    """[the result of each function]. On a GPU each has a stream of its own, between a fork and a
-    join; in a capture they become branches of the graph. On a CPU one runs after the other.
+    """[the result of each function]. On a GPU each function runs on its own stream between a fork
+    and a join; in a capture they become branches of the graph. On a CPU one runs after the other.
 
-    The streams are not proven here: no GPU.
+    The streams have not been run here: no GPU.
     """
     if torch.device(device).type != "cuda":
         return [function() for function in functions]
@@ -467,12 +467,12 @@ def side_by_side(device: torch.device | str, *functions: Callable) -> list:
             results.append(function())
     for stream in others:
         here.wait_stream(stream)            # the join
-    # A branch's arrays may go back to its stream's memory at any time: the next fork waits for us.
+    # A branch's stream may reuse the memory of these results: the next fork waits for `here` first.
     return results
 
 
 class Forked(Llama):
-    """A Llama whose queries, keys and values are made side by side, their norms with them."""
+    """A Llama that computes q, k and v, with their norms, on parallel branches."""
 
     def heads(self, layer: Layer, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         def branch(matrix, norm):

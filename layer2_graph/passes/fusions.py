@@ -44,7 +44,7 @@ __all__ = ["drop_dead", "fold_scale", "fuse_add_rmsnorm", "fuse_attention", "fus
 
 
 def drop_dead(module: GraphModule, ops: Kernels | None = None) -> int:
-    """Calls whose result is never used go, unless they write or draw random numbers."""
+    """Removes calls whose result is unused, unless they write or draw random numbers."""
     places = 0
     for node in reversed(module.graph.nodes):
         dead = node.op in ("call_function", "get_attr") and not node.users
@@ -159,9 +159,10 @@ SIN = (aten.unsqueeze.default, "sin", 1)
 
 
 def fuse_rope(module: GraphModule, ops: Kernels) -> int:
-    """The turns of q and of k by the same angles become one launch, in place (+).
+    """The rotations of q and k by the same angles become one launch, in place (+).
 
-    In place, so no other call may read what is turned, and it is neither an input nor a weight.
+    Because it works in place, no other node may read q or k before the rotation, and neither may be
+    an input or a weight.
     """
     places = 0
     waiting: dict[tuple, tuple] = {}
@@ -179,7 +180,7 @@ def fuse_rope(module: GraphModule, ops: Kernels) -> int:
         T = len(got["x"].meta["val"])
         positions = hold(module, node, torch.arange(T, device=got["x"].meta["val"].device), "rows")
         insert(node, ops.rope, (q, k, got["cos"], got["sin"], positions), None,
-               "turn q + turn k", writes=(0, 1))
+               "rotate q + rotate k", writes=(0, 1))
         other[0].replace_all_uses_with(q)
         node.replace_all_uses_with(k)
         places += 1
@@ -187,7 +188,7 @@ def fuse_rope(module: GraphModule, ops: Kernels) -> int:
 
 
 def match_turn(module: GraphModule, node: Any) -> dict | None:
-    """What match finds in the turn of a head that may be done in place, or None."""
+    """What match finds in a rotation of heads that may be done in place, or None."""
     if len(node.args) != 2 or node.args[1] != -1 or len(node.args[0]) != 2:
         return None
     minus, plus = node.args[0]

@@ -111,8 +111,8 @@ def record(module: GraphModule, inputs: Iterable[Tensor]) -> Recording:
 
 
 def boxes(run: Recording) -> list[Box]:
-    """The drawing of a run: [Box], inputs first. A box takes from the last writer of each storage
-    that it uses."""
+    """The boxes of a run, inputs first. A line leads to a box from the box that last wrote what it
+    uses."""
     used = {s for launch in run.launches for s in launch.uses}
     drawn = [(s, name) for s, name in run.given.items() if s in used]
     inputs = [Box(name, launch=False) for _, name in drawn]
@@ -163,9 +163,9 @@ def address(tensor: Tensor) -> int:
 
 def run_in_arena(module: GraphModule, run: Recording, plan: Any,
                  inputs: Iterable[Tensor]) -> object:
-    """The result of the graph if every launch's result lies where the plan says. On the CPU.
+    """Runs the graph on the CPU with the result of every launch at its planned offset.
 
-    plan: a Plan of g04. One that gives a place to two owners gives wrong numbers here.
+    plan: a Plan of g04. If two live storages share bytes, the numbers come out wrong.
     """
     with torch.no_grad():
         return tree_map(lambda t: t.clone() if isinstance(t, torch.Tensor) else t,

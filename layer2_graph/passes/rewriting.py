@@ -26,10 +26,10 @@ ADD = aten.add.Tensor
 
 
 def capture_graph(model: Callable, args: Iterable[Tensor]) -> GraphModule:
-    """The graph of a module, or of a function of tensors, at these arguments' shapes.
+    """The graph of a module, or of a function of tensors, captured for these arguments' shapes.
 
     A GraphModule of aten calls: weights are get_attr nodes, and every node's .meta["val"] has its
-    shape and dtype. Sizes are constants in it. In-place operations stay in place.
+    shape and dtype. Sizes are constants in the graph. In-place operations stay in place.
     """
     module = model if isinstance(model, torch.nn.Module) else Called(model)
     with torch.no_grad(), quiet():
@@ -71,6 +71,7 @@ def calls(module: GraphModule, target: Callable) -> list:
 
 
 def is_call(node: object, target: Callable) -> bool:
+    """True if the value is a node that calls this function."""
     return isinstance(node, Node) and node.op == "call_function" and node.target is target
 
 
@@ -84,7 +85,7 @@ def label(node: Any) -> str:
 
 
 def rows_alike(*values: Any) -> bool:
-    """Whether all are nodes of one shape (T, F) and one dtype, as the table's kernels take them."""
+    """True if all are nodes of one dtype and one shape (T, F), as the kernels require."""
     if not all(isinstance(v, Node) for v in values):
         return False
     shapes = {(v.meta["val"].shape, v.meta["val"].dtype) for v in values}
@@ -110,8 +111,8 @@ def shows(target: Callable) -> bool:
 
 
 def writes(node: Any) -> set[Node]:
-    """The bases that a call may write into. An unknown function may write into all that it
-    takes."""
+    """The bases that a call may write into: for an unknown function, those of all its
+    arguments."""
     if node.op in ("placeholder", "get_attr", "output"):
         return set()
     written = [node.args, node.kwargs]
@@ -128,7 +129,7 @@ def writes(node: Any) -> set[Node]:
 
 
 def written_between(values: Iterable, first: Node, last: Node) -> bool:
-    """Whether a call after `first` and before `last` may write into the memory of a value."""
+    """True if a call between `first` and `last` may write into the memory of a value."""
     watched = {base(v) for v in values}
     node = first.next
     while node is not last:
@@ -139,7 +140,7 @@ def written_between(values: Iterable, first: Node, last: Node) -> bool:
 
 
 def constant(module: GraphModule, node: Any) -> Any:
-    """The weight that a node stands for; None if it is no weight, or a call writes into it."""
+    """The array of a weight's node; None if it is no weight, or a call writes into it."""
     if not isinstance(node, Node) or node.op != "get_attr":
         return None
     if any(w.op == "get_attr" and w.target == node.target
@@ -153,8 +154,9 @@ def constant(module: GraphModule, node: Any) -> Any:
 
 def insert(before: Node, target: Callable, args: tuple, val: Tensor | None, label: str,
            writes: Sequence[int] = ()) -> Node:
-    """A new call, in front of a node. val: a tensor of its result's shape and dtype, or None.
+    """A new call, placed before the node `before`.
 
+    val: a tensor with the shape and dtype of its result, or None
     writes: which of the arguments it writes into, by position
     """
     with before.graph.inserting_before(before):
@@ -164,7 +166,7 @@ def insert(before: Node, target: Callable, args: tuple, val: Tensor | None, labe
 
 
 def rewrite(old: Node, target: Callable, args: tuple, label: str) -> Node:
-    """A new call in place of `old`: its users take the new one, and `old` is erased."""
+    """Replaces `old` by a new call: the users of `old` take the new node, and `old` is erased."""
     new = insert(old, target, args, old.meta["val"], label)
     old.replace_all_uses_with(new)
     old.graph.erase_node(old)
@@ -172,7 +174,7 @@ def rewrite(old: Node, target: Callable, args: tuple, label: str) -> Node:
 
 
 def hold(module: GraphModule, before: Node, weight: Tensor, name: str) -> Node:
-    """A node, in front of another, that stands for a new weight."""
+    """A node for a new weight, placed before the node `before`."""
     while hasattr(module, name):
         name += "_"
     module.register_buffer(name, weight)

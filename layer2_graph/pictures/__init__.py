@@ -1,6 +1,7 @@
 """Pictures of the graph. Each function draws one figure and returns it.
 
 rows      Rows: whose they are, which are computed again, which matrices make them.
+merging   Matrices: which of their numbers a factor scales, what moved brackets compute.
 launches  Launches: how many there are, who asks for them, where their results lie.
 codes     Codes: how numbers become levels, and what sets their scales.
 experts   Experts: who chooses which, how even their work is, how many a step reads.
@@ -20,14 +21,22 @@ from layer2_graph.pictures.curves import by_bits, padding, waves
 from layer2_graph.pictures.experts import learning, loaded_share, routes
 from layer2_graph.pictures.grids import heaps, recovery, valley
 from layer2_graph.pictures.launches import arenas, host_and_device, residuals, strips, traffic
-from layer2_graph.pictures.rows import cache_rows, ragged, runs_of_cache, stacked, steps
+from layer2_graph.pictures.merging import brackets, factors
+from layer2_graph.pictures.rows import (
+    cache_rows,
+    padded_rows,
+    ragged,
+    runs_of_cache,
+    stacked,
+    steps,
+)
 from layer2_graph.pictures.sparsity import bounds, contexts, zeros
 from layer2_graph.pictures.states import held_bytes, mixing, recall
 from layer2_graph.pictures.timeline import by_blocks, timelines
 
-__all__ = ["against_window", "arenas", "bounds", "by_bits", "by_blocks", "cache_rows", "compiled",
-           "contexts", "heaps", "held_bytes", "host_and_device", "kept_numbers",
-           "largest_of_tokens", "learning", "loaded_share", "mixing", "padding",
-           "quality", "ragged", "recall", "recompiled", "recovery", "residuals",
-           "rounded", "routes", "runs_of_cache", "stacked", "steps", "strips",
-           "timelines", "traffic", "valley", "visible", "waves", "zeros"]
+__all__ = ["against_window", "arenas", "bounds", "brackets", "by_bits", "by_blocks", "cache_rows",
+           "compiled", "contexts", "factors", "heaps", "held_bytes", "host_and_device",
+           "kept_numbers", "largest_of_tokens", "learning", "loaded_share", "mixing", "padded_rows",
+           "padding", "quality", "ragged", "recall", "recompiled", "recovery", "residuals",
+           "rounded", "routes", "runs_of_cache", "stacked", "steps", "strips", "timelines",
+           "traffic", "valley", "visible", "waves", "zeros"]

@@ -193,3 +193,29 @@ def runs_of_cache(batch, room):
     axes.set(xlim=(-2.6, room + 11.5), ylim=(batch[-1][1] + 0.1, -0.1))
     axes.axis("off")
     return closed(figure)
+
+
+def padded_rows(columns, B, harmless):
+    """The arrays of a step in the buffers of a graph: blue its own rows, then padding.
+
+    columns: {array: a value for each row}    harmless: arrays whose padding must be set, in red;
+    the others keep what they have, in grey
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Rectangle
+
+    figure, axes = plt.subplots(figsize=(7.5, 2.1), layout="constrained")
+    for x, (name, values) in enumerate(columns.items()):
+        own = B + (name == "cu_q")
+        for row, value in enumerate(values):
+            colour = BLUE if row < own else RED if name in harmless else PALE
+            axes.add_patch(Rectangle((1.5 * x + 0.04, row + 0.06), 1.32, 0.88, fc=colour))
+            axes.text(1.5 * x + 0.7, row + 0.52, value, ha="center", va="center", fontsize=9,
+                      color=INK if colour == PALE else "white")
+        axes.text(1.5 * x + 0.7, -0.3, name, ha="center", fontsize=9, color=INK)
+    rows = len(next(iter(columns.values())))
+    for row in range(rows):
+        axes.text(-0.2, row + 0.52, f"row {row}", ha="right", va="center", fontsize=9, color=INK)
+    axes.set(xlim=(-1.1, 1.5 * len(columns)), ylim=(rows + 1.05, -0.9))
+    axes.axis("off")
+    return closed(figure)

@@ -2,4 +2,6 @@
 
 compile_driver  operators and compiled functions of g09
 random_llama    a small Llama of random weights
+graphs          graphs of a few calls, which passes rewrite
+programs        random programs of PyTorch calls
 """

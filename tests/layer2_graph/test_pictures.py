@@ -39,6 +39,30 @@ def test_a_stack_gives_the_results_of_its_matrices():
     assert words.count("=") == 3
 
 
+def test_a_factor_on_an_input_scales_a_column_and_one_on_an_output_a_row():
+    left, right = pictures.factors(rows=4, columns=5).axes
+    for axes, scaled in ((left, 4 + 1), (right, 5 + 1)):        # its numbers, and the factor
+        colours = [patch.get_facecolor() for patch in axes.patches]
+        assert sorted(map(colours.count, set(colours))) == [scaled, 5 + 4 * 5 + 4 - scaled]
+
+
+def test_a_square_is_as_large_as_its_count():
+    ways = {"keys": [("c", 16), ("keys", 64)], "no key": [("q", 1), ("latent q", 4)]}
+    left, right = pictures.brackets(ways).axes
+    sides = [[patch.get_width() for patch in axes.patches] for axes in (left, right)]
+    assert sides == [[0.5, 1.0], [0.125, 0.25]]
+    assert [t.get_text() for t in left.texts if "\n" in t.get_text()] == ["c\n16", "keys\n64"]
+
+
+def test_padding_is_red_where_it_must_be_set():
+    axes, = pictures.padded_rows({"slots": [5, -1], "lens": [9, 1], "cu_q": [0, 1, 2],
+                                  "tokens": [7, 0]}, B=1, harmless=("slots", "lens", "cu_q")).axes
+    colours = [patch.get_facecolor() for patch in axes.patches]
+    own, harmless, old = colours[0], colours[1], colours[-1]
+    assert len({own, harmless, old}) == 3
+    assert colours == [own, harmless, own, harmless, own, own, harmless, own, old]
+
+
 def test_a_strip_has_a_box_for_each_launch():
     figure = pictures.strips({"apart": ["norm", "q", "k"], "merged": ["norm", "q & k"]}, ("q", "k"))
     assert titles(figure) == ["apart: 3 launches", "merged: 2 launches"]

@@ -1,6 +1,7 @@
 """Copies are seen through renaming, reordering and comments; honest answers are not accused."""
 
 import json
+import re
 
 import pytest
 
@@ -112,7 +113,7 @@ def test_honest_answers_are_not_alike():
 
 def test_the_courses_own_way_is_nobodys():
     own = stub.extract(LESSON.sources["python"], "choose_sizes", "python")
-    renamed = own.replace("sizes,", "mine,").replace("sizes.", "mine.").replace("sizes[", "mine[")
+    renamed = re.sub(r"\bsizes\b", "mine", own)
     assert near(own, renamed) == []
     assert near(own, renamed, reference="") == [("0", "1")]
 
