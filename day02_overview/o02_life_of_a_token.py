@@ -196,7 +196,7 @@ def next_token(logits, temperature, u):         # (V,) -> int
     """The token of the largest logit at temperature 0; else drawn from softmax(logits/temperature).
 
     u: a random number, 0 <= u < 1. In the order of the tokens, each owns a part of [0, 1) as long
-    as its probability; the part that contains u decides.
+    as its probability; the part that contains u decides. In float64: many small parts add up.
     """
     # exercise: at temperature 0 the largest; else softmax, running sums, the first greater than u
     if temperature == 0:
