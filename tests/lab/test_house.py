@@ -165,7 +165,6 @@ LONG_GRADERS = {
     "tests/layer1_kernels/test_k14_paged_attention.py": 852,
     "tests/layer1_kernels/test_k15_quantized_matmul.py": 620,
     "tests/layer1_kernels/test_k18_flash_backward.py": 733,
-    "tests/layer2_graph/test_g02_kv_cache.py": 659,
     "tests/layer2_graph/test_g03_merging.py": 725,
     "tests/layer2_graph/test_g04_graph_passes.py": 1394,
     "tests/layer2_graph/test_g05_fused_llama.py": 813,
