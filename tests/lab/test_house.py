@@ -172,7 +172,7 @@ LONG_GRADERS = {
     "tests/layer2_graph/test_g07_weight_quantization.py": 779,
     "tests/layer2_graph/test_g08_activation_kv_quantization.py": 893,
     "tests/layer3_system/test_s01_request.py": 839,
-    "tests/layer3_system/test_s02_block_pool.py": 815,
+    "tests/layer3_system/test_s02_block_pool.py": 775,
     "tests/layer3_system/test_s04_continuous_batching.py": 748,
     "tests/layer3_system/test_s06_prefix_cache.py": 998,
     "tests/layer3_system/test_s07_engine.py": 975,
