@@ -7,21 +7,19 @@ import pytest
 import torch
 
 from day01_roofline import LLAMAS, count_bytes, count_flops, count_parameters, kv_bytes_per_token
-from lab import simulator
 from lab.judge.adversarial import VALUES, WORDS
 from lab.judge.mistakes import mistake, raises
 from layer1_kernels import kernels
 from layer2_graph import (
-    Config,
     ContiguousCache,
     Launches,
-    Llama,
     PagedCache,
     Work,
     generate_anew,
     generate_on,
     greedy,
 )
+from layer2_graph.testing.random_llama import random_llama
 
 # ---- predict_gain
 
@@ -55,11 +53,12 @@ def test_predict_gain(subject, truth):
 @pytest.mark.parametrize("starts, counts, room", [
     ([5, 0, 7], [1, 4, 2], 11), ([0, 0], [3, 3], 3), ([4, 4], [0, 1], 9), ([6], [3], 20)])
 def test_places(subject, agree, starts, counts, room):
-    judge_places(subject, agree, starts, counts, room, f"starts {starts}, counts {counts}")
+    judge_places(subject, agree, starts, counts, room)
 
 
-def judge_places(subject, agree, starts, counts, room, of):
-    """Positions and slots of these sequences, or the likely mistake is named. of: what they are"""
+def judge_places(subject, agree, starts, counts, room, what=""):
+    """Positions and slots of these sequences, in int64 as the text says."""
+    of = f"{what}starts {starts}, counts {counts}"
     tokens = [(b, i) for b, n in enumerate(counts) for i in range(n)]
     got = subject.places(*(torch.tensor(a, dtype=torch.int64) for a in (starts, counts)), room)
     assert isinstance(got, (tuple, list)) and len(got) == 2, mistake("no_pair", (
@@ -72,42 +71,40 @@ def judge_places(subject, agree, starts, counts, room, of):
     dense = np.unique(owner, return_inverse=True)[1].reshape(-1)
     other = np.array(starts, dtype=np.int64)[dense] + i
     agree(got[0], want, "exact", f"positions for {of}", at=at, mistakes={
-        "starts_left_out": (
-            "starts is left out: a sequence's first new token comes after those that it has", i),
-        "across_sequences": (
-            "positions count on across sequences; each sequence counts for itself",
-            start + np.arange(len(tokens))),
+        "starts_left_out": ("starts is left out: a sequence's first new token comes after those "
+                            "that it has", i),
+        "across_sequences": ("positions count on across sequences; each sequence counts for itself",
+                             start + np.arange(len(tokens))),
         "from_1": ("counting starts at 1", want + 1),
-        "after_the_new": (
-            "counting begins after the new tokens, not after those that a sequence has",
-            want + count),
+        "after_the_new": ("counting begins after the new tokens, not after those that a sequence "
+                          "has", want + count),
         "place_of_first": ("all new tokens of a sequence get the position of its first", start),
-        "own_taken_off": (
-            "a sequence's own new tokens are subtracted too, not only those before it",
-            want - count),
+        "own_taken_off": ("a sequence's own new tokens are subtracted too, not only those before "
+                          "it", want - count),
         "other_order": ("positions and slots are returned in the other order", slots),
         "skips_idle": ("a sequence without a new token is not numbered, so that the next one is "
                        "taken for it", other)})
     narrow = (owner * room).astype(np.int32).astype(np.int64)
     agree(got[1], slots, "exact", f"slots for {of}, room for {room}", at=at, mistakes={
         "no_room": ("b · room is left out: all sequences are written over sequence 0", want),
-        "first_slots": (
-            "a sequence's new tokens get its first slots, over the tokens that it has",
-            owner * room + i),
+        "first_slots": ("a sequence's new tokens get its first slots, over the tokens that it has",
+                        owner * room + i),
         "one_slot": ("all new tokens of a sequence get its first slot", owner * room),
         "b_alone": ("the first slot of sequence b is taken to be b; it is b · room", owner + want),
-        "next_sequence": (
-            "sequence b gets the slots of sequence b + 1; those of sequence 0 begin at 0",
-            slots + room),
+        "next_sequence": ("sequence b gets the slots of sequence b + 1; those of sequence 0 begin "
+                          "at 0", slots + room),
         "times_sequences": ("sequences are B slots apart, not `room`", owner * len(counts) + want),
         "32_bits": ("owner · room is computed in 32 bits", narrow + want),
         "skips_idle": ("a sequence without a new token is not numbered, so that the next one gets "
                        "its slots", dense * room + want),
-        "no_gaps": (
-            "the sequences follow each other without gaps; they start `room` slots apart",
-            np.array([sum(starts[:b]) + sum(counts[:b]) for b, _ in tokens]) + want),
-        "in_order": (
-            "the slots are 0, 1, 2, …; a slot is b · room + position", np.arange(len(tokens)))})
+        "no_gaps": ("the sequences follow each other without gaps; they start `room` slots apart",
+                    np.array([sum(starts[:b]) + sum(counts[:b]) for b, _ in tokens]) + want),
+        "in_order": ("the slots are 0, 1, 2, …; a slot is b · room + position",
+                     np.arange(len(tokens)))})
+    for name, part in zip(("positions", "slots"), got, strict=True):
+        kind = part.dtype if torch.is_tensor(part) else type(part).__name__
+        assert torch.is_tensor(part) and part.dtype == torch.int64, mistake("not_int64", (
+            f"places: {name} are {kind}, expected a tensor of int64"), "expected a tensor of int64")
 
 
 PLACES = {
@@ -119,24 +116,12 @@ PLACES = {
 
 
 def test_places__hard(subject, agree, rng):
-    """int64, as the text says; then small random batches, where many sequences get no token."""
-    judge_types(subject)
-    for what, (starts, counts, room) in PLACES.items():
-        judge_places(subject, agree, starts, counts, room,
-                     f"{what}: starts {starts}, counts {counts}")
+    """Ends with small random batches, where many sequences get no token."""
+    for what, case in PLACES.items():
+        judge_places(subject, agree, *case, f"{what}: ")
     for _ in range(100):
         starts, counts = rng.integers(0, 4, (2, rng.integers(1, 5))).tolist()
-        judge_places(subject, agree, starts, counts, 6 + int(rng.integers(3)),
-                     f"starts {starts}, counts {counts}")
-
-
-def judge_types(subject):
-    answers = subject.places(torch.tensor([1, 0]), torch.tensor([2, 1]), 4)
-    for name, got in zip(("positions", "slots"), answers, strict=True):
-        kind = got.dtype if torch.is_tensor(got) else type(got).__name__
-        assert torch.is_tensor(got) and got.dtype == torch.int64, mistake(
-            "not_int64", f"places: {name} are {kind}, expected a tensor of int64",
-            "expected a tensor of int64")
+        judge_places(subject, agree, starts, counts, 6 + int(rng.integers(3)))
 
 
 def test_places__unseen(unseen, rng):
@@ -203,9 +188,9 @@ class Given:
     def of_other_rows(self):
         """{id: (what went wrong, the result)} of answers that take other rows of q."""
         rows = {
-            "first_times_t": (
-                "a run's rows of q are taken to begin at first · T, as if each sequence before "
-                "had T tokens", self.rows(lambda before, run: run[0] * run[2])),
+            "first_times_t": ("a run's rows of q are taken to begin at first · T, as if each "
+                              "sequence before had T tokens",
+                              self.rows(lambda before, run: run[0] * run[2])),
             "from_row_0": ("each run takes rows of q from row 0 on",
                            self.rows(lambda before, run: 0)),
             "t_further": ("the next run's rows begin T further on, not B · T",
@@ -223,48 +208,33 @@ class Given:
         heads = {b: first for first, end, _, _ in self.batch for b in range(first, end)}
         room = self.room
         want = self.out()
-        turned = want.copy()
-        row = 0
-        for first, end, T, _ in self.batch:
-            B = end - first
-            part = want[row:row + B * T]
-            turned[row:row + B * T] = part.reshape(B, T, *part.shape[1:]).swapaxes(0, 1).reshape(
-                part.shape)
-            row += B * T
         mistakes = {
-            "whole_room": (
-                "all `room` slots are read; only the first N are filled",
-                self.out(seen=lambda t, T, N: room - T + t + 1)),
-            "one_more": (
-                "N + 1 slots are read; only N are filled",
-                self.out(seen=lambda t, T, N: min(room, N + 1) - T + t + 1)),
-            "one_less": (
-                "N - 1 slots are read; the last new token has one of the N",
-                self.out(seen=lambda t, T, N: N - T + t)),
-            "own_scale": (
-                "the argument `scale` is not used, but 1/√D", self.out(scale=self.D ** -0.5)),
+            "whole_room": ("all `room` slots are read; only the first N are filled",
+                           self.out(seen=lambda t, T, N: room - T + t + 1)),
+            "one_more": ("N + 1 slots are read; only N are filled",
+                         self.out(seen=lambda t, T, N: min(room, N + 1) - T + t + 1)),
+            "one_less": ("N - 1 slots are read; the last new token has one of the N",
+                         self.out(seen=lambda t, T, N: N - T + t)),
+            "own_scale": ("the argument `scale` is not used, but 1/√D",
+                          self.out(scale=self.D ** -0.5)),
             "no_scale": ("the scores are not scaled", self.out(scale=1.0)),
-            "causal_prompts_only": (
-                "causal is True only for whole prompts; with a past, several new tokens need it "
-                "too",
-                self.out(seen=lambda t, T, N: t + 1 if T == N else N)),
-            "not_causal": (
-                "new tokens see later ones: pass causal = True", self.out(seen=lambda t, T, N: N)),
-            "first_t": (
-                "the first T slots are read; N of them are filled",
-                self.out(seen=lambda t, T, N: t + 1)),
+            "causal_prompts_only": ("causal is True only for whole prompts; with a past, several "
+                                    "new tokens need it too",
+                                    self.out(seen=lambda t, T, N: t + 1 if T == N else N)),
+            "not_causal": ("new tokens see later ones: pass causal = True",
+                           self.out(seen=lambda t, T, N: N)),
+            "first_t": ("the first T slots are read; N of them are filled",
+                        self.out(seen=lambda t, T, N: t + 1)),
             "exchanged": ("keys and values are exchanged", self.out(exchanged=True)),
-            "first_sequences": (
-                "every run reads keys[0:B]; its own sequences are keys[first:end]",
-                self.out(owner=lambda b: b - heads[b])),
-            "first_of_run": (
-                "all sequences of a run read the cache of its first",
-                self.out(owner=lambda b: heads[b])),
+            "first_sequences": ("every run reads keys[0:B]; its own sequences are keys[first:end]",
+                                self.out(owner=lambda b: b - heads[b])),
+            "first_of_run": ("all sequences of a run read the cache of its first",
+                             self.out(owner=lambda b: heads[b])),
             "results_by_token": (
                 "results are token by token, (T, B); rows of q are sequence by sequence, (B, T)",
-                turned),
-            "no_past": (
-                "the new tokens see only each other; the past is left out", self.out(past=False))}
+                want[self.rows(order=lambda i, B, T: i % B * T + i // B)]),
+            "no_past": ("the new tokens see only each other; the past is left out",
+                        self.out(past=False))}
         return {name: (words, out) for name, (words, out) in (
             mistakes | self.of_other_rows()).items() if not np.array_equal(out, want)}
 
@@ -281,22 +251,28 @@ BATCHES = {
 @pytest.mark.parametrize("name", BATCHES)
 def test_attend_contiguous(subject, agree, rng, name):
     given = Given(subject, rng, BATCHES[name])
-    got = given.run(subject)
+    judge_attention(agree, given, subject, name, known=given.wrong_outs())
+
+
+def judge_attention(agree, given, subject, what, apart="", known=None):
+    """known: {id: (what went wrong, the result)}"""
+    before = len(given.flash.calls)
+    got = given.run(subject, apart)
     shape = tuple(got.shape) if torch.is_tensor(got) else given.q.shape
     assert len(shape) == 3, mistake("stacked", (
-        f"attend_contiguous, {name}: got the shape {shape}, expected (T, H, D): torch.cat joins "
+        f"attend_contiguous, {what}: got the shape {shape}, expected (T, H, D): torch.cat joins "
         f"the rows of the runs, torch.stack makes a new axis"), "")
     first, end, T, _ = given.batch[0]
     rows = (end - first) * T
-    assert shape[0] != rows or len(given.batch) == 1, mistake("first_run_alone", (
-        f"attend_contiguous, {name}: got {rows} rows, expected {len(given.q)}: only the first run "
+    assert shape[0] != rows or rows == len(given.q), mistake("first_run_alone", (
+        f"attend_contiguous, {what}: got {rows} rows, expected {len(given.q)}: only the first run "
         f"is computed"), "only the first run is computed")
-    agree(got, given.out(), "float64", f"attend_contiguous, {name}",
-          at=lambda i: f"row {i[0]} of q, head {i[1]}, number {i[2]}", mistakes=given.wrong_outs())
-    calls = len(given.flash.calls)
+    agree(got, given.out(), "float64", f"attend_contiguous, {what}",
+          at=lambda i: f"row {i[0]} of q, head {i[1]}, number {i[2]}", mistakes=known)
+    calls = len(given.flash.calls) - before
     assert calls, "attend_contiguous: ops.flash_attention was never called"
     assert calls <= len(given.batch), mistake("call_a_sequence", (
-        f"attend_contiguous, {name}: {calls} calls of ops.flash_attention for {len(given.batch)} "
+        f"attend_contiguous, {what}: {calls} calls of ops.flash_attention for {len(given.batch)} "
         f"runs; one call can take all sequences of a run"), "")
 
 
@@ -334,17 +310,10 @@ def test_attend_contiguous__hard(subject, agree, rng):
     judge_attention(agree, given, subject, "NaN and infinities in slots that hold no token")
 
 
-def judge_attention(agree, given, subject, what, apart=""):
-    before = len(given.flash.calls)
-    agree(given.run(subject, apart), given.out(), "float64", f"attend_contiguous, {what}",
-          at=lambda i: f"row {i[0]} of q, head {i[1]}, number {i[2]}")
-    calls = len(given.flash.calls) - before
-    assert 1 <= calls <= len(given.batch), (
-        f"attend_contiguous, {what}: {calls} calls of ops.flash_attention, expected 1 to "
-        f"{len(given.batch)}, one for each run")
-
-
 # ---- cache_outweighs
+
+
+ROUNDED_DOWN = "Rounded down: with this many sequences the weights are still the larger part."
 
 
 @pytest.mark.parametrize("N", [2048, 100_000])
@@ -368,10 +337,9 @@ def test_cache_outweighs(subject, truth, name, N):
     mistakes = {
         "query_heads": (smallest(read * itemsize, each * m.H // m.G),
                         "Do all query heads have keys of their own? Only m.G heads are cached."),
-        "rounded_down": (read * itemsize // each, f"Rounded down: with {got} sequences the "
-                                                  f"weights are still the larger part."),
-        "nearest": (round(read * itemsize / each),
-                    "Rounded to the nearest whole number; round up."),
+        "rounded_down": (read * itemsize // each, ROUNDED_DOWN),
+        "nearest": (round(read * itemsize / each), "Rounded to the nearest whole number; round "
+                                                   "up."),
         "keys_alone": (smallest(read * itemsize, each // 2),
                        "Were only the keys counted? Values are read too."),
         "embedding": (smallest((read + m.V * m.C) * itemsize), (
@@ -385,8 +353,8 @@ def test_cache_outweighs(subject, truth, name, N):
             "third.")),
         "upside_down": (-(-each // (read * itemsize)),
                         "Is it upside down? Weights over cache, not cache over weights."),
-        "one_byte": (smallest(read),
-                     "Was a weight counted as one byte? It has `itemsize` of them."),
+        "one_byte": (smallest(read), "Was a weight counted as one byte? It has `itemsize` of "
+                                     "them."),
         "one_token": (smallest(read * itemsize, each // N),
                       "Each sequence reads N tokens of cache, not one.")}
     assert got == want, any_of(got, mistakes, (
@@ -448,8 +416,7 @@ def test_cache_outweighs__hard(subject, rng):
                    for name, n, words in (("one_token_less", N - 1, "not N - 1"),
                                           ("one_token_more", N + 1, "not N + 1"))
                    if n and not even},
-                "rounded_down": (weights // each, "Rounded down: with so few sequences the weights "
-                                                  "are still the larger part.")}
+                "rounded_down": (weights // each, ROUNDED_DOWN)}
             assert got == want, any_of(got, mistakes, (
                 f"cache_outweighs, {what}, contexts of {N}, numbers of {itemsize} bytes: got "
                 f"{got}, expected {want}. Weights {weights * itemsize:,} bytes, each cache "
@@ -477,38 +444,30 @@ def test_wasted_share(subject, agree, lens, size):
     agree(subject.wasted_share(lens, size), 1 - used / held, "float64",
           f"wasted_share of lengths {lens} in pieces of {size}", at=lambda i: "the share",
           mistakes={
-              "one_piece_more": (
-                  "a sequence that fills its last piece exactly is given one piece too many",
-                  1 - used / more),
+              "one_piece_more": ("a sequence that fills its last piece exactly is given one piece "
+                                 "too many", 1 - used / more),
               "used": ("the share in use is returned, not the share without a token", used / held),
-              "as_longest": (
-                  "every sequence holds as much as the longest",
-                  1 - used / (len(lens) * max(each))),
-              "averaged": (
-                  "the shares of the sequences are averaged; add up tokens and slots first",
-                  np.mean([1 - n / h for n, h in zip(lens, each, strict=True)])),
+              "as_longest": ("every sequence holds as much as the longest",
+                             1 - used / (len(lens) * max(each))),
+              "averaged": ("the shares of the sequences are averaged; add up tokens and slots "
+                           "first", np.mean([1 - n / h for n, h in zip(lens, each, strict=True)])),
               "slots": ("slots are counted, not their share", held - used),
-              "by_tokens": (
-                  "empty slots are divided by tokens, not by slots", (held - used) / used),
-              "shared": (
-                  "pieces are counted for all tokens together, as if sequences shared them",
-                  1 - used / (-(-used // size) * size)),
-              "one_piece": (
-                  "every sequence holds one piece, however long it is",
-                  1 - used / (len(lens) * size)),
-              "longest_unrounded": (
-                  "every sequence has room for as many tokens as the longest, not in whole pieces",
-                  1 - used / (len(lens) * max(lens))),
+              "by_tokens": ("empty slots are divided by tokens, not by slots",
+                            (held - used) / used),
+              "shared": ("pieces are counted for all tokens together, as if sequences shared them",
+                         1 - used / (-(-used // size) * size)),
+              "one_piece": ("every sequence holds one piece, however long it is",
+                            1 - used / (len(lens) * size)),
+              "longest_unrounded": ("every sequence has room for as many tokens as the longest, "
+                                    "not in whole pieces", 1 - used / (len(lens) * max(lens))),
               "pieces_as_slots": ("each piece is counted as one slot", 1 - used * size / held),
-              "sequences_counted": (
-                  "sequences are counted in place of their tokens", 1 - len(lens) / held),
-              "by_one_piece": (
-                  "empty slots are divided by one piece for each sequence, not by all slots",
-                  (held - used) / (len(lens) * size)),
+              "sequences_counted": ("sequences are counted in place of their tokens",
+                                    1 - len(lens) / held),
+              "by_one_piece": ("empty slots are divided by one piece for each sequence, not by all "
+                               "slots", (held - used) / (len(lens) * size)),
               "per_cent": ("it is in per cent", 100 * (1 - used / held)),
-              "not_whole": (
-                  "pieces are not whole, n / size of them, or // rounds the share itself down",
-                  0.0),
+              "not_whole": ("pieces are not whole, n / size of them, or // rounds the share itself "
+                            "down", 0.0),
               **({"full_alone": ("a sequence's last piece, which is not full, is not counted",
                                  1 - used / full)} if full else {})})
 
@@ -541,15 +500,6 @@ def test_wasted_share__unseen(unseen, rng):
 # ---- the cache, in a model
 
 
-def random_llama(**entries):
-    from layer2_graph.checkpoint import shapes
-
-    torch.manual_seed(0)
-    m = Config(**{"L": 2, "C": 32, "H": 4, "G": 2, "D": 16, "F": 48, "V": 31, "eps": 1e-5,
-                  "theta": 1e4, "room": 64} | entries)
-    return Llama(m, {name: torch.randn(shape) / 4 for name, shape in shapes(m)}, kernels("torch"))
-
-
 PROMPTS = [[5, 17, 3], [1, 2, 3], [9, 8, 7, 6, 5, 4, 3], [30]]
 
 
@@ -559,13 +509,6 @@ def test_either_cache_gives_the_same_tokens_and_so_does_none():
     assert generate_on(ContiguousCache(model.config, 4, 20), model, PROMPTS, 12) == want
     assert generate_on(PagedCache(model.config, 4, 20), model, PROMPTS, 12) == want
     assert generate_anew(model, PROMPTS, 12) == want
-
-
-@pytest.fixture
-def triton_on_the_cpu():
-    simulator.activate_triton()
-    yield
-    simulator.deactivate_triton()
 
 
 def test_triton_kernels_take_slices_of_the_cache(triton_on_the_cpu):
@@ -613,15 +556,12 @@ def test_its_bytes_are_those_of_the_formula():
         assert cache.k.nbytes + cache.v.nbytes == 3 * 17 * kv_bytes_per_token(m, dtype.itemsize)
 
 
-def counted(model, cache, new):
-    work, ops = Work(), model.ops
-    step = cache.step(new)
-    model.ops = work.counting(ops)
-    try:
-        model.forward(step, cache)
-    finally:
-        model.ops = ops
-    return work
+def counted(model, cache, new, counts):
+    """counts of a step: a Work, or a Launches, which sees the kernels of the table here."""
+    ops, model.ops = model.ops, counts.counting(model.ops)
+    model.forward(cache.step(new), cache)
+    model.ops = ops
+    return counts
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -630,8 +570,8 @@ def test_counted_work_is_that_of_day_1(B, T, N, tied):
     model = random_llama(tied=tied)
     cache = ContiguousCache(model.config, B, 16)
     if N > T:
-        counted(model, cache, [[1] * (N - T)] * B)
-    work = counted(model, cache, [[2] * T] * B)
+        counted(model, cache, [[1] * (N - T)] * B, Work())
+    work = counted(model, cache, [[2] * T] * B, Work())
     assert work.flops == sum(count_flops(model.config, B, T, N).values())
     moved = count_bytes(model.config, B, T, N, 4)
     assert work.weights == sum(weights for weights, _, _ in moved.values())
@@ -644,16 +584,7 @@ def test_counted_work_is_that_of_day_1(B, T, N, tied):
 
 def test_a_run_is_one_launch():
     model = random_llama(L=1)
-
-    def attentions(new):
-        cache = ContiguousCache(model.config, 4, 16)
-        step = cache.step(new)
-        with Launches() as seen:
-            ops, model.ops = model.ops, seen.counting(model.ops)
-            model.forward(step, cache)
-            model.ops = ops
-        return seen.names.count("flash_attention")
-
-    assert attentions([[1]] * 4) == 1
-    assert attentions([[1, 2], [1, 2], [1], [1]]) == 2
-    assert attentions([[1], [1, 2], [1], [1, 2]]) == 4
+    for new, runs in (([[1]] * 4, 1), ([[1, 2], [1, 2], [1], [1]], 2),
+                      ([[1], [1, 2], [1], [1, 2]], 4)):
+        seen = counted(model, ContiguousCache(model.config, 4, 16), new, Launches())
+        assert seen.names.count("flash_attention") == runs

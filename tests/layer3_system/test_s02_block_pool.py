@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lab.judge.mistakes import mistake
+from lab.judge.mistakes import mistake, named
 from lab.judge.subject import Raised
-from layer1_kernels import kernels
-from layer2_graph import Config, Llama, greedy
+from layer2_graph import greedy
+from layer2_graph.testing.random_llama import random_llama
 from layer3_system import BlockPool, Broken, Pages, check_pool
 from layer3_system.s02_block_pool import PooledCache
 
@@ -87,6 +87,29 @@ TABLES = [([5, 1, 6], 0, 40, 16), ([5, 1, 6], 36, 40, 16), ([3, 0, 2, 7], 3, 4, 
           ([3, 0, 2, 7], 4, 5, 4), ([3, 0, 2, 7], 7, 9, 4), ([9, 4, 2], 0, 3, 1), ([2, 8], 5, 5, 8)]
 
 
+SLOTS = {               # {id: (what went wrong, the slot of token i that comes of it)}
+    "no_table": ("the table is not used: a slot is a place in the pool, not in the sequence",
+                 lambda i, table, begin, S: i),
+    "page_as_slot": ("a page number is used as a slot: page p begins at slot p · S",
+                     lambda i, table, begin, S: table[i // S] + i % S),
+    "page_and_place": ("page and place are swapped: i // S is the entry, i % S the place",
+                       lambda i, table, begin, S: table[i % S % len(table)] * S + i // S),
+    "no_place": ("the place within the page is left out",
+                 lambda i, table, begin, S: table[i // S] * S),
+    "from_0": ("tokens are counted from 0, not from begin",
+               lambda i, table, begin, S: table[(i - begin) // S] * S + (i - begin) % S),
+    "place_from_begin": ("the place in the page is counted from begin, not from the first token",
+                         lambda i, table, begin, S: table[i // S] * S + (i - begin) % S),
+    "entry_from_begin": ("the entry of the table is counted from begin, not from the first token",
+                         lambda i, table, begin, S: table[(i - begin) // S] * S + i % S),
+    "neighbours": ("slots go on after the first one, as if the table's pages were neighbours",
+                   lambda i, table, begin, S: table[begin // S] * S + i - begin // S * S),
+    "by_table_length": ("page p is taken to begin at slot p · len(table); it begins at p · S",
+                        lambda i, table, begin, S: table[i // S] * len(table) + i % S),
+    "sorted": ("the table is sorted; its order is that of the sequence",
+               lambda i, table, begin, S: sorted(table)[i // S] * S + i % S)}
+
+
 def test_slots_of(subject, agree):
     """case 6: the last token of a page, and the first of the next, have slots of their own."""
     for table, begin, end, S in (([7, 2, 9], 4, 9, 4), ([7, 2, 9], 0, 1, 4), ([7, 2], 3, 3, 4)):
@@ -95,42 +118,13 @@ def test_slots_of(subject, agree):
             f"slots_of table {table}, begin {begin}, end {end}, pages of {S}: {got} slots, "
             f"expected {end - begin}: of the tokens begin to end - 1, without end"), "")
     for table, begin, end, S in TABLES:
-        tokens = list(range(begin, end))
         agree(subject.slots_of(table, begin, end, S),
-              [table[i // S] * S + i % S for i in tokens], "exact",
+              [table[i // S] * S + i % S for i in range(begin, end)], "exact",
               f"slots_of table {table}, tokens {begin} to {end - 1}, pages of {S}",
-              at=lambda i, tokens=tokens, S=S: f"token {tokens[i[0]]}, entry {tokens[i[0]] // S} "
-                                               f"of the table",
-              mistakes={
-                  "no_table": (
-                      "the table is not used: a slot is a place in the pool, not in the sequence",
-                      tokens),
-                  "page_as_slot": (
-                      "a page number is used as a slot: page p begins at slot p · S",
-                      [table[i // S] + i % S for i in tokens]),
-                  "page_and_place": (
-                      "page and place are swapped: i // S is the entry, i % S the place",
-                      [table[i % S % len(table)] * S + i // S for i in tokens]),
-                  "no_place": (
-                      "the place within the page is left out", [table[i // S] * S for i in tokens]),
-                  "from_0": (
-                      "tokens are counted from 0, not from begin",
-                      [table[i // S] * S + i % S for i in range(end - begin)]),
-                  "place_from_begin": (
-                      "the place in the page is counted from begin, not from the first token",
-                      [table[i // S] * S + (i - begin) % S for i in tokens]),
-                  "entry_from_begin": (
-                      "the entry of the table is counted from begin, not from the first token",
-                      [table[(i - begin) // S] * S + i % S for i in tokens]),
-                  "neighbours": (
-                      "slots go on after the first one, as if the table's pages were neighbours",
-                      [table[begin // S] * S + i - begin // S * S for i in tokens]),
-                  "by_table_length": (
-                      "page p is taken to begin at slot p · len(table); it begins at p · S",
-                      [table[i // S] * len(table) + i % S for i in tokens]),
-                  "sorted": (
-                      "the table is sorted; its order is that of the sequence",
-                      [sorted(table)[i // S] * S + i % S for i in tokens])})
+              at=lambda i, begin=begin, S=S: f"token {begin + i[0]}, entry {(begin + i[0]) // S} "
+                                             f"of the table",
+              mistakes={name: (words, [slot(i, table, begin, S) for i in range(begin, end)])
+                        for name, (words, slot) in SLOTS.items()})
 
 
 def test_slots_of__hard(subject, unseen, rng):
@@ -254,10 +248,10 @@ class Beside:
 
 
 def watch_evict(subject, pool):
-    """Its evict does nothing from now on, and keeps the pages that it is called of."""
+    """Its evict does nothing from now on. A function: the pages that it was called for so far."""
     evict = subject.make("lab.judge.mocks:Watched", None, None)
     subject.make("builtins:setattr", pool, "evict", evict)
-    return evict
+    return lambda: [page for (page,) in evict.calls]
 
 
 def other_count(of, mine, right):
@@ -338,10 +332,10 @@ def test_BlockPool_grow(subject):
 def test_BlockPool_grow__takes_its_pages(subject):
     """A pool that caches what is in its pages drops it in `evict`, which `take` calls."""
     pool = subject.BlockPool(6, 4)
-    evict = watch_evict(subject, pool)
+    evicted = watch_evict(subject, pool)
     table = subject.make("collections:UserList", [])
     pool.grow(table, 9)
-    pages = [page for (page,) in evict.calls]
+    pages = evicted()
     assert pages == list(table.data), mistake("without_take", (
         f"BlockPool.grow of an empty table to 9 tokens, pages of 4: the pages {list(table.data)} "
         f"are in the table, and `evict` was called for {pages}. Get pages from `take`: it calls "
@@ -380,10 +374,10 @@ def refusal(got, need, held, free):
 
 
 def test_BlockPool_grow__all_or_nothing(subject):
-    """Too few pages: nothing is taken. As many as are needed: all of them are."""
+    """Too few pages: nothing is taken."""
     for N, free in ((17, 2), (9, 0)):
         beside = Beside(subject, 2 + free, 4, [[0, 1]])
-        evict = watch_evict(subject, beside.pool)
+        evicted = watch_evict(subject, beside.pool)
         got, _ = beside.call("grow", 0, N)
         of = f"BlockPool.grow of [0, 1] to {N} tokens, pages of 4, {free} free"
         (table,) = beside.tables
@@ -396,27 +390,24 @@ def test_BlockPool_grow__all_or_nothing(subject):
         beside.compare(of, order={(3, 2): ("order_changed", (
             "Pages were taken, and given back when there were too few: their order has changed, "
             "and `evict` was called for them. Count first, then take."))})
-        pages = [page for (page,) in evict.calls]
+        pages = evicted()
         assert not pages, mistake("evicted", (
             f"{of}: pages {pages} were taken and given back: they are free again, but take() "
             f"evicted them, so their contents are lost. Count before you take any."), "")
-    beside = Beside(subject, 4, 4, [[0, 1]])
-    got, _ = beside.call("grow", 0, 16)
-    assert got is True and beside.tables == [[0, 1, 2, 3]], mistake("one_stays_free", (
-        f"BlockPool.grow of [0, 1] to 16 tokens, pages of 4, 2 free: got {got!r} and the table "
-        f"{beside.tables[0]}. Two pages are missing and two are free: that is enough."), "")
-    beside.compare("BlockPool.grow into the last free page")
 
 
-def test_BlockPool_grow__nothing_missing(subject):
-    """Room that is there already needs no free page, and a table never gets shorter."""
-    beside = Beside(subject, 2, 4, [[0, 1]])
-    for N in (8, 5, 1):
+def test_BlockPool_grow__enough(subject):
+    """As many pages are free as are missing. Room that is there already needs none, and a table
+    never gets shorter."""
+    none_missing = "nothing_missing", "Nothing is missing, so the answer is True."
+    for P, N, (name, words) in (
+            (4, 16, ("one_stays_free", "Two pages are missing and two are free: that is enough.")),
+            (2, 8, none_missing), (2, 5, none_missing), (2, 1, none_missing)):
+        beside = Beside(subject, P, 4, [[0, 1]])
         got, _ = beside.call("grow", 0, N)
-        assert got is True, mistake("nothing_missing", (
-            f"BlockPool.grow of [0, 1] to {N} tokens, pages of 4, no page free: got {got!r}. "
-            f"Nothing is missing, so the answer is True."), "")
-        beside.compare(f"BlockPool.grow of [0, 1] to {N} tokens")
+        of = f"BlockPool.grow of [0, 1] to {N} tokens, pages of 4, {P - 2} free"
+        assert got is True, mistake(name, f"{of}: got {got!r}. {words}", words)
+        beside.compare(of, {(0, 1): (name, words)} if P > 2 else ())
 
 
 def test_BlockPool_grow__hard(subject):
@@ -494,12 +485,9 @@ def test_BlockPool_release__hard(subject):
     """Nothing to give back, one page, and pages by the thousand."""
     beside = Beside(subject, 3, 4, [[0], []])
     for t, what in ((1, "an empty table"), (0, "a table of one page"), (0, "the same again")):
-        try:
+        words = f"release of {what}: an empty table has nothing to give back; that is no error"
+        with named("empty_raises", words, lambda error: isinstance(error, Raised)):
             beside.call("release", t)
-        except Raised as error:
-            raise AssertionError(mistake("empty_raises", (
-                f"BlockPool.release of {what}: it raised {error}. An empty table has nothing to "
-                f"give back; that is no error."), "")) from None
         beside.compare(f"BlockPool.release of {what}")
     beside = Beside(subject, 33_000, 1)
     beside.add([])
@@ -511,31 +499,26 @@ def test_BlockPool_release__hard(subject):
         f"{free[:3]}, expected {beside.book.free[:3]}")
 
 
-def test_BlockPool_release__twice(subject):
-    """A table that was given back is empty: giving it back again changes nothing."""
-    beside = Beside(subject, 4, 4, [[0, 1], [0]])
-    for time in ("once", "twice"):
-        beside.call("release", 0)
-        beside.compare(f"BlockPool.release of [0, 1], {time}; [0] belongs to another")
-
-
-def test_BlockPool_release__who_is_next(subject):
-    """case 12: of two tables, the older one's pages go first, each from its tail."""
-    beside = Beside(subject, 5, 4, [[0, 1], [2, 3, 4]])
-    for t in (1, 0):
-        beside.call("release", t)
-    got = [beside.pool.take() for _ in range(5)]
-    assert got == [4, 3, 2, 1, 0], (
-        f"BlockPool.release of [2, 3, 4], then of [0, 1]: pages are taken in the order {got}, "
-        f"expected [4, 3, 2, 1, 0]: first the table that was given back first, from its last page")
+def test_BlockPool_release__one_after_the_other(subject):
+    """case 12: of two tables, the older one's pages go first, each from its tail. And a table that
+    was given back is empty: giving it back again changes nothing."""
+    for P, tables, order in ((5, [[0, 1], [2, 3, 4]], (1, 0)), (4, [[0, 1], [0]], (0, 0))):
+        beside = Beside(subject, P, 4, tables)
+        for t in order:
+            beside.call("release", t)
+            beside.compare(f"BlockPool.release of {tables}, numbers {order} in this order")
+        got, want = ([side.take() for _ in range(P)] for side in (beside.pool, beside.book))
+        assert got == want, (f"BlockPool.release of {tables}, numbers {order} in this order: pages "
+                             f"are taken in the order {got}, expected {want}: first the table that "
+                             f"was given back first, from its last page")
 
 
 def test_BlockPool_release__contents_stay(subject):
     """A page is evicted when it is taken, not when it becomes free: until then others find it."""
     beside = Beside(subject, 6, 4, [[2, 0, 1]])
-    evict = watch_evict(subject, beside.pool)
+    evicted = watch_evict(subject, beside.pool)
     beside.call("release", 0)
-    pages = [page for (page,) in evict.calls]
+    pages = evicted()
     assert not pages, mistake("evicted_at_release", (
         f"BlockPool.release of [2, 0, 1]: `evict` was called for {pages}. A free page keeps its "
         f"contents until it is taken; s06 finds them there"), "")
@@ -642,12 +625,9 @@ def test_BlockPool_copy_on_write__page_0_is_free(subject):
     """Page 0 is a page like any other."""
     beside = Beside(subject, 3, 4, [[0], [1, 2], [1, 2]])
     beside.call("release", 0)
-    try:
+    with named("page_0", "page 0 is the free one here: does the code treat it as \"no page\"?",
+               lambda error: isinstance(error, Raised)):
         got, want = beside.call("copy_on_write", 1, 1)
-    except Raised as error:
-        raise AssertionError(mistake("page_0", (
-            f"copy_on_write raised {error.type} where page 0 is the free one: does the code treat "
-            f"page 0 as \"no page\"?"), "")) from None
     assert got == want, f"copy_on_write where page 0 is the free one: got {got}, expected {want}"
     beside.compare("copy_on_write where page 0 is the free one")
 
@@ -672,9 +652,9 @@ def test_BlockPool_copy_on_write__no_free_page(subject):
 def test_BlockPool_copy_on_write__evicts_the_new_page(subject):
     """What was in the page that is copied to is gone; the old page keeps its contents."""
     beside = Beside(subject, 6, 4, [[0, 1], [0, 1]])
-    evict = watch_evict(subject, beside.pool)
+    evicted = watch_evict(subject, beside.pool)
     beside.call("copy_on_write", 0, 1)
-    pages = [page for (page,) in evict.calls]
+    pages = evicted()
     assert pages == [2], mistake("without_take", (
         f"copy_on_write of page 1 of [0, 1], which another table names: `evict` was called for "
         f"{pages}, expected [2]: the page to copy to comes from `take`, which evicts it, and the "
@@ -709,29 +689,18 @@ def test_invariants_hold_after_thousands_of_random_operations(subject, rng):
     assert min(done.values()) > 200, f"some operations hardly occurred: {done}"
 
 
-def broken(pool, tables):
-    with pytest.raises(Broken) as error:
-        check_pool(pool, tables)
-    return str(error.value)
-
-
 def test_check_pool_sees_each_way_to_be_broken():
-    def fresh():
+    for spoil, others, text in (
+            (lambda free: None, [[0]], "page 0 is in 2 tables, and its count is 1"),
+            (lambda free: free.update({0: None}), [], "page 0 is in 1 tables and is free"),
+            (lambda free: free.pop(2), [], "page 2 is in 0 tables and is not free"),
+            (lambda free: free.update({7: None}), [], "2 pages used and 2 free of 3")):
         pool, table = BlockPool(3), []
         assert pool.grow(table, 20)
         check_pool(pool, [table])
-        return pool, table
-
-    pool, table = fresh()
-    assert "page 0 is in 2 tables, and its count is 1" in broken(pool, [table, [0]])
-    pool.free[0] = None
-    assert "page 0 is in 1 tables and is free" in broken(pool, [table])
-    pool, table = fresh()
-    del pool.free[2]
-    assert "page 2 is in 0 tables and is not free" in broken(pool, [table])
-    pool, table = fresh()
-    pool.free[7] = None
-    assert "2 pages used and 2 free of 3" in broken(pool, [table])
+        spoil(pool.free)
+        with pytest.raises(Broken, match=text):
+            check_pool(pool, [table, *others])
 
 
 def test_copies_are_read_before_one_is_written():
@@ -746,15 +715,6 @@ def test_copies_are_read_before_one_is_written():
 
 
 # ---- a model on pages from a pool
-
-
-def random_llama(**entries):
-    from layer2_graph.checkpoint import shapes
-
-    torch.manual_seed(0)
-    m = Config(**{"L": 2, "C": 32, "H": 4, "G": 2, "D": 16, "F": 48, "V": 31, "eps": 1e-5,
-                  "theta": 1e4, "room": 64} | entries)
-    return Llama(m, {name: torch.randn(shape) / 4 for name, shape in shapes(m)}, kernels("torch"))
 
 
 @pytest.mark.parametrize("S", [1, 4, 64])

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from lab.judge.mistakes import mistake
+from lab.judge.mistakes import mistake, named
 from lab.judge.subject import Raised
 from layer3_system import BlockPool, Drive, RequestError, Scheduler
 
@@ -91,13 +91,8 @@ def left_in(drive):
 def test_predict_two_seats(subject, truth):
     lens = [8, 2, 2, 2, 8, 2]
 
-    def steps():
-        drive = own(max_seqs=2)
-        for i, count in enumerate(lens):
-            drive.add(f"r{i}", 3, count)
-        return drive.run()
-
-    want = truth(steps)
+    queue = [(f"r{i}", 3, count) for i, count in enumerate(lens)]
+    want = truth(lambda: situation(own(max_seqs=2), [], queue).run())
     got = subject.predict_two_seats()
     assert type(got) is int, f"predict_two_seats: steps are a whole number, got {got!r}"
     near = {
@@ -127,8 +122,7 @@ ADMISSIONS = {
     "three seats, four wait": (
         {"max_seqs": 3}, [], [A, B, C, D], 20, {"a": 3, "b": 3, "c": 3}, {
             "own_counts": ("Write into the `counts` that you are given; a new dict is lost.", {}),
-            "seat_empty": ("One seat stays empty: `max_seqs` requests may run.",
-                           {"a": 3, "b": 3}),
+            "seat_empty": ("One seat stays empty: `max_seqs` requests may run.", {"a": 3, "b": 3}),
             "no_seats": ("More requests run than there are seats.",
                          {"a": 3, "b": 3, "c": 3, "d": 3}),
             "last_first": ("The last to arrive is served first.", {"d": 3, "c": 3, "b": 3})}),
@@ -202,17 +196,15 @@ def admit(subject, what, sizes, seated, queue, left, want, mistakes):
     same(what, got, want, mistakes)
     runs, waits = drive.running, drive.waiting
     first = [name for name, *_ in seated]
-    assert runs == first + list(want), (
-        f"{what}: running is {names(runs)}; expected the requests that ran before, then "
-        f"{names(want)}")
+    assert runs == first + list(want), (f"{what}: running is {names(runs)}; expected the requests "
+                                        f"that ran before, then {names(want)}")
     assert waits == [e[0] for e in queue if e[0] not in want], (
         f"{what}: waiting is {names(waits)}. An admitted request leaves the queue; the others keep "
         f"their order.")
     held = [name for name in waits if drive.requests[name].table]
-    assert not held, mistake(
-        "admits_before_seats",
+    assert not held, mistake("admits_before_seats", (
         f"{what}: {names(held)} still wait, but hold pages. `admit` allocates them: call it only "
-        f"if there is a seat.")
+        f"if there is a seat."))
 
 
 def test_Scheduler_admit_waiting__known_pages(subject):
@@ -253,29 +245,23 @@ def test_Scheduler_admit_waiting__unseen(subject, rng, truth):
 
 def test_Scheduler_preempt(subject):
     """Case 18: the victim is at the head of the queue. Case 1: its pages are free."""
-    drive = played(subject)
-    drive.seat("a", 6, 9, 7)
-    drive.seat("b", 5, 9, 7)                        # three tokens of its answer are there
-    drive.add("c", 4, 2)
+    drive = situation(played(subject), [("a", 6, 9, 7), ("b", 5, 9, 7)], [("c", 4, 2)])
     victim = drive.requests["b"]
-    answer = victim.output
+    answer = victim.output              # three tokens of it are there
     drive.scheduler.preempt(victim)
     assert drive.running == ["a"], mistake(
         "still_running", f"preempt: running is {names(drive.running)}. A preempted request no "
                          f"longer runs; all others do.")
-    assert drive.waiting == ["b", "c"], mistake(
-        "tail_of_queue", f"preempt: waiting is {names(drive.waiting)}, expected [b, c]. The "
-                         f"preempted request arrived before those that wait, so it goes to the "
-                         f"head of the queue.")
+    assert drive.waiting == ["b", "c"], mistake("tail_of_queue", (
+        f"preempt: waiting is {names(drive.waiting)}, expected [b, c]. The preempted request "
+        f"arrived before those that wait, so it goes to the head of the queue."))
     held = drive.pool.used
-    assert held == 2, mistake(
-        "pages_kept", f"preempt: {held} pages are still allocated, {len(victim.table)} of them to "
-                      f"the preempted request. Freeing them is the point of preemption: give them "
-                      f"back to the pool.")
-    assert not victim.table, mistake(
-        "table_kept", f"preempt: the pages are free, but the table of the preempted request still "
-                      f"names {victim.table}. pool.release empties the list that it gets: pass the "
-                      f"table itself.")
+    assert held == 2, mistake("pages_kept", (
+        f"preempt: {held} pages are still allocated, {len(victim.table)} of them to the preempted "
+        f"request. Freeing them is the point of preemption: give them back to the pool."))
+    assert not victim.table, mistake("table_kept", (
+        f"preempt: the pages are free, but the table of the preempted request still names "
+        f"{victim.table}. pool.release empties the list that it gets: pass the table itself."))
     assert victim.output == answer, mistake(
         "answer_lost", f"preempt: {len(victim.output)} of the {len(answer)} tokens of its answer "
                        f"are left. The client has them already: only keys and values are lost.")
@@ -290,9 +276,7 @@ def test_Scheduler_preempt(subject):
 def test_Scheduler_preempt__not_the_newest(subject):
     """The oldest, the one between, the only one, and one in the middle of its prompt."""
     for runs, victim in (("abc", "a"), ("abc", "b"), ("a", "a"), ("abc", "c")):
-        drive = played(subject)
-        for name in runs:
-            drive.seat(name, 6, 9, 4)
+        drive = situation(played(subject), [(name, 6, 9, 4) for name in runs])
         drive.scheduler.preempt(drive.requests[victim])
         got = drive.running, drive.waiting
         want = sorted({*runs} - {victim}), [victim]
@@ -337,20 +321,13 @@ def test_Scheduler_finish(subject):
 
 
 def finish(subject, where):
-    drive = played(subject)
-    drive.seat("a", 6, 9, 7)
-    drive.seat("mid-prompt", 20, 9, 8)
-    drive.seat("decoding", 5, 9, 7)
-    drive.add("waiting", 4, 2)
-    drive.add("z", 4, 2)
+    drive = situation(played(subject), [("a", 6, 9, 7), ("mid-prompt", 20, 9, 8),
+                                        ("decoding", 5, 9, 7)], [("waiting", 4, 2), ("z", 4, 2)])
     request, held = drive.requests[where], drive.pool.used
     pages = len(request.table)
-    try:
+    with named("one_list", f"finish: a request that is {where} is finished. Do you remove it from "
+                           f"the list that it is in?", lambda error: isinstance(error, Raised)):
         drive.scheduler.finish(request, "abort")
-    except Raised as error:
-        raise AssertionError(mistake(
-            "one_list", f"finish: finishing a request that is {where} raised {error}. Do you "
-                        f"remove it from the list that it is in?")) from None
     left = [drive.running, drive.waiting]
     want = [[n for n in ("a", "mid-prompt", "decoding") if n != where],
             [n for n in ("waiting", "z") if n != where]]
@@ -370,18 +347,13 @@ def finish(subject, where):
 
 def test_Scheduler_finish__twice(subject):
     """Case 19: finished, and finished again. The first reason stays."""
-    drive = played(subject)
-    drive.seat("a", 6, 9, 7)
-    drive.seat("b", 5, 9, 7)
+    drive = situation(played(subject), [("a", 6, 9, 7), ("b", 5, 9, 7)])
     request = drive.requests["b"]
     drive.scheduler.finish(request, "length")
     held = drive.pool.used
-    try:
+    with named("second_raises", "finish, a second time: a client may disconnect just as its answer "
+               "ends; then there is nothing to do", lambda error: isinstance(error, Raised)):
         drive.scheduler.finish(request, "abort")
-    except Raised as error:
-        raise AssertionError(mistake(
-            "second_raises", f"finish: the second call raised {error}. A client may disconnect "
-                             f"just as its answer ends: then there is nothing to do.")) from None
     assert request.reason == "length", mistake(
         "reason_changed", f"finish: it finished by length, and the second call changed the reason "
                           f"to {request.reason!r}. What is over stays as it is.")
@@ -414,10 +386,9 @@ def test_Scheduler_finish__pages_not_full_yet(subject):
     drive.step()
     request, held = drive.requests["a"], drive.pool.used
     drive.scheduler.finish(request, "abort")
-    assert drive.pool.used == 0, mistake(
-        "computed_pages_only", f"finish: a request with 4 of 30 tokens computed keeps "
-                               f"{drive.pool.used} of its {held} pages: give back its whole table, "
-                               f"pages without tokens included.")
+    assert drive.pool.used == 0, mistake("computed_pages_only", (
+        f"finish: a request with 4 of 30 tokens computed keeps {drive.pool.used} of its {held} "
+        f"pages: give back its whole table, pages without tokens included."))
 
 
 def test_Scheduler_finish__unseen(subject, rng):
@@ -485,56 +456,45 @@ TURNS = {
         {"budget": 2**32}, [("a", 24, 9, 4), ("b", 5, 9, 6)], {"a": 20, "b": 1}, {}),
     "no running request": ({}, [], {}, {}),
 }
+SHORT_OF_PAGES = {
+    "the newest needs a page, there is none, and it is preempted itself": (
+        {"P": 4}, [("a", 5, 9, 6), ("b", 3, 9, 8)], {"a": 1}, {
+            "zero_tokens": ("A request that gets 0 tokens does not belong in `counts`.",
+                            {"a": 1, "b": 0})}),
+    "budget 7, a lacks 1 token and a page, b lacks 16, c is preempted for a": (
+        {"P": 8, "budget": 7, "max_seqs": 5}, [("a", 5, 9, 8), ("b", 20, 9, 4), ("c", 24, 9, 20)],
+        {"a": 1, "b": 6}, {
+            "kept_for_preempted": ("One token is kept back for c, which no longer runs: count the "
+                                   "later requests again for each request.", {"a": 1, "b": 5})}),
+}
 
 
 def test_Scheduler_schedule_running(subject):
     """Case 16 among others."""
-    for name, (sizes, seated, want, mistakes) in TURNS.items():
+    take_turns(subject, TURNS)
+
+
+def take_turns(subject, situations):
+    for name, (sizes, seated, want, mistakes) in situations.items():
         drive = situation(played(subject, **{"max_seqs": 4, **sizes}), seated)
         got = counted(drive.scheduler.schedule_running())
         same(f"schedule_running, {name}", got, want, mistakes)
 
 
 def test_Scheduler_schedule_running__no_page_is_left(subject):
-    """Case 1: the newest is preempted, and older ones get their turn."""
-    drive = played(subject, P=5)
-    drive.seat("a", 5, 9, 8)                        # two full pages: it needs a third
-    drive.seat("b", 3, 9, 6)
-    drive.seat("c", 3, 9, 3)
+    """Case 1: the newest is preempted, itself if it needs a page, and older ones get their turn."""
+    drive = situation(played(subject, P=5), [("a", 5, 9, 8), ("b", 3, 9, 6), ("c", 3, 9, 3)])
     got, waits = counted(drive.scheduler.schedule_running()), drive.waiting
     what = f"schedule_running, no page is left: the step computes {told(got)}"
     assert waits, mistake("no_room", f"{what}, and no request was preempted, although a has filled "
                                      f"its two pages and needs a third: call `make_room`.")
-    assert waits == ["c"], mistake(
-        "room_for_preempted", f"{what}, and waiting is {names(waits)}, expected [c]. c was already "
-                              f"preempted; do not call `make_room` for it again, or it takes pages "
-                              f"from the others.")
+    assert waits == ["c"], mistake("room_for_preempted", (
+        f"{what}, and waiting is {names(waits)}, expected [c]. c was already preempted; do not "
+        f"call `make_room` for it again, or it takes pages from the others."))
     same("schedule_running, no page is left", got, {"a": 1, "b": 1}, {
         "preempted_in_step": ("c was preempted: leave it out of the step.",
                               {"a": 1, "b": 1, "c": 1})})
-
-
-def test_Scheduler_schedule_running__the_newest_needs_the_page_itself(subject):
-    """Case 1: the newest request is preempted itself when it needs a page."""
-    drive = played(subject, P=4)
-    drive.seat("a", 5, 9, 6)
-    drive.seat("b", 3, 9, 8)
-    got = counted(drive.scheduler.schedule_running())
-    same("schedule_running, the newest needs a page and there is none", got, {"a": 1}, {
-        "zero_tokens": ("A request that gets 0 tokens does not belong in `counts`.",
-                        {"a": 1, "b": 0})})
-
-
-def test_Scheduler_schedule_running__nothing_is_kept_for_one_that_was_preempted(subject):
-    """a needs a page and gets c's: b may have all tokens that are left."""
-    drive = played(subject, P=8, budget=7, max_seqs=5)
-    drive.seat("a", 5, 9, 8)
-    drive.seat("b", 20, 9, 4)
-    drive.seat("c", 24, 9, 20)
-    same("schedule_running, budget 7, a lacks 1 token and a page, b lacks 16, c is preempted for a",
-         counted(drive.scheduler.schedule_running()), {"a": 1, "b": 6}, {
-             "kept_for_preempted": ("One token is kept back for c, which no longer runs: count the "
-                                    "later requests again for each request.", {"a": 1, "b": 5})})
+    take_turns(subject, SHORT_OF_PAGES)
 
 
 def test_Scheduler_schedule_running__at_the_edge_of_a_page(subject):
@@ -558,9 +518,7 @@ RUSH = [("a", 5, 20), ("b", 9, 14), ("c", 3, 17), ("d", 12, 9), ("e", 6, 11)]
 
 def answers(drive, trace):
     """{name: tokens} after a trace that arrives whole at the start."""
-    for entry in trace:
-        drive.add(*entry)
-    drive.run(500)
+    situation(drive, [], trace).run(500)
     calm(drive, "a trace")
     return {name: request.output for name, request in drive.requests.items()}
 
@@ -655,9 +613,7 @@ def test_a_prompt_that_no_pool_holds_is_refused_and_the_queue_goes_on():
 
 def test_a_lone_request_that_outgrows_the_pool_ends_by_length():
     """Case 4: with the tokens that fit, and no preemption."""
-    drive = own(P=3)
-    drive.add("a", 5, 100)
-    drive.add("b", 2, 3)
+    drive = situation(own(P=3), [], [("a", 5, 100), ("b", 2, 3)])
     assert drive.run(100) < 30
     calm(drive, "a lone request")
     a, b = drive.requests["a"], drive.requests["b"]
@@ -697,17 +653,13 @@ def test_a_free_page_that_is_found_counts_once():
 
 
 def test_a_newcomer_leaves_a_page_for_each_that_runs():
-    drive = own(P=6)
-    drive.seat("a", 4, 9, 4)
-    drive.seat("b", 4, 9, 4)
+    drive = situation(own(P=6), [("a", 4, 9, 4), ("b", 4, 9, 4)])
     assert not drive.scheduler.admit(drive.make("c", 9, 1))         # three of four free pages
     assert drive.scheduler.admit(drive.make("d", 8, 1))
 
 
 def test_guesses_are_dropped_before_a_request_is_preempted():
-    drive = own(P=3)
-    drive.seat("a", 5, 9, 6)
-    drive.seat("b", 3, 9, 3)
+    drive = situation(own(P=3), [("a", 5, 9, 6), ("b", 3, 9, 3)])
     a = drive.requests["a"]
     a.draft = [1, 2, 3]                             # slots for two more, a page for the others
     assert counted(drive.scheduler.schedule_running()) == {"a": 1, "b": 1}
@@ -715,9 +667,8 @@ def test_guesses_are_dropped_before_a_request_is_preempted():
 
 
 def test_answers_to_one_prompt_write_into_pages_of_their_own():
-    drive = own(P=40, max_seqs=4, budget=7, chunk=4)
-    drive.add("long", 20, 3)
-    drive.add("a", 6, 9, 3)
+    drive = situation(own(P=40, max_seqs=4, budget=7, chunk=4), [],
+                      [("long", 20, 3), ("a", 6, 9, 3)])
     drive.run(100)
     calm(drive, "three answers")
     outputs = [r.output for n, r in drive.requests.items() if n.startswith("a")]
@@ -729,9 +680,7 @@ def test_answers_to_one_prompt_write_into_pages_of_their_own():
 
 def test_two_prompts_in_parts_share_a_step():
     """Case 16: the sum stays within the budget, and a part gives no token."""
-    drive = own(max_seqs=3, budget=7, chunk=4)
-    drive.add("a", 10, 2)
-    drive.add("b", 6, 2)
+    drive = situation(own(max_seqs=3, budget=7, chunk=4), [], [("a", 10, 2), ("b", 6, 2)])
     assert [drive.step() for _ in range(4)] == [
         {"a": 4, "b": 3}, {"a": 4, "b": 3}, {"a": 2, "b": 1}, {"a": 1}]
     assert drive.sent == {"a": [3, 4], "b": [2, 3]}
@@ -740,9 +689,7 @@ def test_two_prompts_in_parts_share_a_step():
 
 def test_a_step_that_preempts_admits_nothing():
     """Case 18: and the preempted request is admitted next."""
-    drive, seen = own(P=9, max_seqs=5), 0
-    for entry in RUSH:
-        drive.add(*entry)
+    drive, seen = situation(own(P=9, max_seqs=5), [], RUSH), 0
     while drive.scheduler.running or drive.scheduler.waiting:
         running, victims = drive.running, [r for r in drive.requests.values() if r.preemptions]
         before = {r.id: r.preemptions for r in victims}
@@ -763,9 +710,7 @@ def random_trace(seed, count=40):
 @pytest.mark.parametrize("seed", range(4))
 def test_between_two_preemptions_a_request_writes_a_token(seed):
     """Case 18: at least one; and it is preempted seldom."""
-    drive = own(P=20, max_seqs=8)
-    for entry in random_trace(seed):
-        drive.add(*entry)
+    drive = situation(own(P=20, max_seqs=8), [], random_trace(seed))
     written = {}
     while drive.scheduler.running or drive.scheduler.waiting:
         drive.step()
