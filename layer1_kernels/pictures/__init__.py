@@ -26,8 +26,25 @@ from layer1_kernels.pictures.pages import page_map
 from layer1_kernels.pictures.pipelines import bank_groups, overlap
 from layer1_kernels.pictures.precision import errors, scale_groups
 from layer1_kernels.pictures.registers import fragment, packed_row, register_cliff
-from layer1_kernels.pictures.rows import falling, launches, passes, row_program, running
-from layer1_kernels.pictures.threads import grid, lanes, masked, rounds, shuffle, strides, tree
+from layer1_kernels.pictures.rows import (
+    falling,
+    launches,
+    passes,
+    rescaled,
+    row_by_threads,
+    row_program,
+    running,
+)
+from layer1_kernels.pictures.threads import (
+    butterfly,
+    grid,
+    lanes,
+    masked,
+    rounds,
+    shuffle,
+    strides,
+    tree,
+)
 from layer1_kernels.pictures.tiles import (
     operands,
     thread_tiles,
@@ -38,9 +55,9 @@ from layer1_kernels.pictures.tiles import (
     warp_tiles,
 )
 
-__all__ = ["attention_tile", "bank_groups", "crossings", "errors", "falling", "fragment", "grid",
-           "lanes", "launches", "loads", "masked", "operands", "overlap", "packed_row", "page_map",
-           "passes", "register_cliff", "rounds", "row_before_and_after", "row_in_blocks",
-           "row_program", "running", "scale_groups", "shuffle", "small_banks", "strides",
-           "thread_tiles", "tile_lists", "tile_map", "tile_orders", "tile_walks", "tree", "turned",
-           "turns", "warp_tiles"]
+__all__ = ["attention_tile", "bank_groups", "butterfly", "crossings", "errors", "falling",
+           "fragment", "grid", "lanes", "launches", "loads", "masked", "operands", "overlap",
+           "packed_row", "page_map", "passes", "register_cliff", "rescaled", "rounds",
+           "row_before_and_after", "row_by_threads", "row_in_blocks", "row_program", "running",
+           "scale_groups", "shuffle", "small_banks", "strides", "thread_tiles", "tile_lists",
+           "tile_map", "tile_orders", "tile_walks", "tree", "turned", "turns", "warp_tiles"]

@@ -71,6 +71,67 @@ def passes(x):
     return closed(figure)
 
 
+def row_by_threads(C, threads):
+    """A row shared by the threads of a block: who reads which column, and how the threads' results
+    become one. Thread 0 is red.
+
+    C: columns, twelve at most    threads: of the block
+    """
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7.5, 2.9), layout="constrained")
+    box = {"boxstyle": "square,pad=0.45", "ec": "none"}
+    arrow = {"arrowstyle": "<->", "color": GREY, "lw": 1, "shrinkA": 0, "shrinkB": 0}
+    middle = [(t + 0.5) * C / threads for t in range(threads)]
+    for c in range(C):
+        colour = BLUE if c % threads else RED
+        axes.text(c + 0.5, 0, f"x[{c}]", ha="center", va="center", fontsize=9, color="white",
+                  bbox=box | {"fc": colour})
+        axes.plot([c + 0.5, middle[c % threads]], [0.3, 1.55], color=colour, lw=1)
+    for t, x in enumerate(middle):
+        axes.text(x, 2, f"thread {t}: maximum\nof {', '.join(map(str, range(t, C, threads)))}",
+                  ha="center", va="center", fontsize=9, color="white",
+                  bbox=box | {"fc": BLUE if t else RED})
+        end = C / 2 + 0.5 * (x - C / 2)
+        axes.annotate("", (end, 3.6), (x, 2.55), arrowprops=arrow)
+    axes.text(C / 2, 4, "block_max: the largest of all, returned to every thread", ha="center",
+              va="center", fontsize=9, color=INK, bbox=box | {"fc": "#d0d7de"})
+    axes.set(xlim=(0, C), ylim=(4.5, -0.5), xticks=[], yticks=[])
+    axes.spines[:].set_visible(False)
+    return closed(figure)
+
+
+def rescaled(first, second):
+    """The terms of two parts of a row, exp(x - m): each part with its own maximum m, then both with
+    the maximum of the row. Dashed outlines are the heights of before.
+
+    first, second: the numbers of each part
+    """
+    import matplotlib.pyplot as plt
+
+    parts = (np.asarray(first), BLUE), (np.asarray(second), GREY)
+    m = max(x.max() for x, _ in parts)
+    figure, every = plt.subplots(2, 1, sharex=True, figsize=(7.5, 3.8), layout="constrained")
+    for axes, common in zip(every, (False, True), strict=True):
+        begin = 0
+        for x, colour in parts:
+            own = x.max()
+            columns = np.arange(begin, begin + len(x))
+            terms = np.exp(x - (m if common else own))
+            axes.bar(columns, terms, color=colour)
+            axes.bar(columns, np.exp(x - own), fc="none", ec=colour, ls="--", lw=1)
+            factor = f"  (each × {np.exp(own - m):.2f})" if common else ""
+            axes.text(columns.mean(), 1.08, f"sum {terms.sum():.2f}{factor}", ha="center",
+                      color=INK, fontsize=9)
+            begin += len(x)
+        axes.set(ylim=(0, 1.3), ylabel="exp(x - m)", yticks=(0, 1))
+        axes.spines[["top", "right"]].set_visible(False)
+    every[0].set_title("m: the maximum of each part", loc="left", fontsize=10, color=INK)
+    every[1].set_title("m: the maximum of the row", loc="left", fontsize=10, color=INK)
+    every[1].set(xlabel="column", xticks=range(begin))
+    return closed(figure)
+
+
 def row_program(T, C, BLOCK, row):
     """One Triton program for each row: what the program of one row reads and writes.
 
