@@ -18,6 +18,7 @@ from layer1_kernels.pictures.banks import small_banks
 from layer1_kernels.pictures.chip import (
     attention_tile,
     crossings,
+    residual_stream,
     row_before_and_after,
     row_in_blocks,
 )
@@ -29,6 +30,7 @@ from layer1_kernels.pictures.registers import fragment, packed_row, register_cli
 from layer1_kernels.pictures.rows import (
     falling,
     launches,
+    masked_row,
     passes,
     rescaled,
     row_by_threads,
@@ -56,8 +58,9 @@ from layer1_kernels.pictures.tiles import (
 )
 
 __all__ = ["attention_tile", "bank_groups", "butterfly", "crossings", "errors", "falling",
-           "fragment", "grid", "lanes", "launches", "loads", "masked", "operands", "overlap",
-           "packed_row", "page_map", "passes", "register_cliff", "rescaled", "rounds",
-           "row_before_and_after", "row_by_threads", "row_in_blocks", "row_program", "running",
-           "scale_groups", "shuffle", "small_banks", "strides", "thread_tiles", "tile_lists",
-           "tile_map", "tile_orders", "tile_walks", "tree", "turned", "turns", "warp_tiles"]
+           "fragment", "grid", "lanes", "launches", "loads", "masked", "masked_row", "operands",
+           "overlap", "packed_row", "page_map", "passes", "register_cliff", "rescaled",
+           "residual_stream", "rounds", "row_before_and_after", "row_by_threads", "row_in_blocks",
+           "row_program", "running", "scale_groups", "shuffle", "small_banks", "strides",
+           "thread_tiles", "tile_lists", "tile_map", "tile_orders", "tile_walks", "tree", "turned",
+           "turns", "warp_tiles"]

@@ -169,6 +169,36 @@ def row_program(T, C, BLOCK, row):
     return closed(figure)
 
 
+def masked_row(x, BLOCK):
+    """A row as a Triton program loads it: 0 beyond its columns; then the mean of its squares.
+
+    x: the row, whole numbers    BLOCK: positions of the program, at least as many
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Rectangle
+
+    C = len(x)
+    v = [*x, *[0] * (BLOCK - C)]
+    square = sum(number * number for number in x)
+    lines = ("c", range(BLOCK)), ("inside", [c < C for c in range(BLOCK)]), ("v", v)
+    figure, axes = plt.subplots(figsize=(7.5, 1.8), layout="constrained")
+    for y, (_, values) in enumerate(lines):
+        for c, value in enumerate(values):
+            axes.add_patch(Rectangle((c, y), 0.94, 0.8, fc=BLUE if c < C else "white",
+                                     ec=BLUE if c < C else RED, ls="-" if c < C else "--"))
+            axes.text(c + 0.47, y + 0.42, value, ha="center", va="center", fontsize=9,
+                      color="white" if c < C else RED)
+    axes.text(BLOCK + 0.6, 2.4, f"tl.sum(v * v) = {square}\nmean: {square} / {C} = {square / C:g}",
+              ha="left", va="center", fontsize=10, color=INK)
+    axes.annotate("", (BLOCK + 0.5, 2.4), (BLOCK + 0.05, 2.4), arrowprops={
+        "arrowstyle": "->", "color": INK, "lw": 1.5, "shrinkA": 0, "shrinkB": 0})
+    axes.set(xlim=(-0.05, BLOCK + 3.6), ylim=(3, -0.1), xticks=[],
+             yticks=[y + 0.42 for y in range(len(lines))], yticklabels=[name for name, _ in lines])
+    axes.tick_params(length=0, labelsize=9)
+    axes.spines[:].set_visible(False)
+    return closed(figure)
+
+
 def launches(ways):
     """What chains of kernels read from memory (blue arrows) and write to it (grey arrows).
 
