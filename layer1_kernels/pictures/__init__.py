@@ -26,7 +26,7 @@ from layer1_kernels.pictures.experts import loads, tile_lists
 from layer1_kernels.pictures.pages import page_map
 from layer1_kernels.pictures.pipelines import bank_groups, overlap
 from layer1_kernels.pictures.precision import errors, scale_groups
-from layer1_kernels.pictures.registers import fragment, packed_row, register_cliff
+from layer1_kernels.pictures.registers import fragment, head_tile, packed_row, register_cliff
 from layer1_kernels.pictures.rows import (
     falling,
     launches,
@@ -58,8 +58,8 @@ from layer1_kernels.pictures.tiles import (
 )
 
 __all__ = ["attention_tile", "bank_groups", "butterfly", "crossings", "errors", "falling",
-           "fragment", "grid", "lanes", "launches", "loads", "masked", "masked_row", "operands",
-           "overlap", "packed_row", "page_map", "passes", "register_cliff", "rescaled",
+           "fragment", "grid", "head_tile", "lanes", "launches", "loads", "masked", "masked_row",
+           "operands", "overlap", "packed_row", "page_map", "passes", "register_cliff", "rescaled",
            "residual_stream", "rounds", "row_before_and_after", "row_by_threads", "row_in_blocks",
            "row_program", "running", "scale_groups", "shuffle", "small_banks", "strides",
            "thread_tiles", "tile_lists", "tile_map", "tile_orders", "tile_walks", "tree", "turned",
