@@ -259,17 +259,19 @@ def economical(name, launch, heads, turns, D):
 
 
 def run_rope(subject, x, H, G, tables, way=1, heads=None, **meta):
-    q, k = x[:, :H], x[:, H:H + G]
     heads = heads or block(H + G)
     T, _, D = x.shape
-    grid = T * -(-(H + G) // heads)
+    return start_rope(subject, T * -(-(H + G) // heads), x[:, :H], x[:, H:H + G], tables, H, G,
+                      D // 2, WAY=way, HEADS=heads, BLOCK=block(D // 2), **meta)
+
+
+def start_rope(subject, grid, q, k, tables, H, G, half, **meta):
     with same_report("heads_past_last", "A program has room for HEADS heads, and a token has "
                      "H + G.", kind="out_of_bounds", array="k"), \
             same_report("k_stride", "Tokens of k are k_row numbers apart, not q_row.", kind="race",
                         array="k"):
         return subject.launch("rope_triton", grid, args=(
-            q, k, *tables, *q.stride()[:2], *k.stride()[:2], H, G, D // 2),
-            WAY=way, HEADS=heads, BLOCK=block(D // 2), **meta)
+            q, k, *tables, *q.stride()[:2], *k.stride()[:2], H, G, half), **meta)
 
 
 def test_predict_bytes_ratio(subject, reference, rng):
@@ -307,9 +309,7 @@ def test_rope_triton__apart(subject, agree, rng):
     """Two heads of q and two of k, each pair before a head that must stay, in one array."""
     name = "rope_triton"
     both, x, cos, sin, positions, tables = inputs(rng, 3, 2, 3, 10, "float32")
-    strides = x.stride()[:2]
-    subject.launch(name, 3, args=(x, x[:, 3:], *tables, *strides, *strides, 2, 2, 5), WAY=1,
-                   HEADS=4, BLOCK=8)
+    start_rope(subject, 3, x, x[:, 3:], tables, 2, 2, 5, WAY=1, HEADS=4, BLOCK=8)
     turned_all, mistakes = mistakes_of(name, both, 8, cos, sin, positions)
 
     def of(heads, numbers):
@@ -383,8 +383,7 @@ def test_rope_triton__two_arrays(subject, agree, rng):
     q, k = rng.standard_normal((4, 3, 12)), rng.standard_normal((3, 2, 12))
     qt, kt = (torch.from_numpy(a).float() for a in (q, k))
     qt = qt.transpose(0, 1)
-    subject.launch("rope_triton", 3, args=(qt, kt, *tables, *qt.stride()[:2], *kt.stride()[:2],
-                                           4, 2, 6), WAY=1, HEADS=8, BLOCK=8)
+    start_rope(subject, 3, qt, kt, tables, 4, 2, 6, WAY=1, HEADS=8, BLOCK=8)
     c, s = cos[positions, None], sin[positions, None]
     agree(qt, turned(q.transpose(1, 0, 2), c, s), "float32", "rope_triton, q with strides of its "
           "own", at)
