@@ -40,7 +40,7 @@ def fragment(lanes, place):
 
 
 def head_tile(H, G, HEADS, half):
-    """A program of rope_triton (k09): a row for each head of q and of k, and the angles of all rows.
+    """A program of rope_triton (k09): a row for each head of q and k, and the angles of all rows.
 
     H, G: heads of q and of k    HEADS: rows of the tile, H + G at least    half: D/2, its columns
     """

@@ -79,7 +79,7 @@ def row_by_threads(C, threads):
     """
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(7.5, 2.9), layout="constrained")
+    figure, axes = plt.subplots(figsize=(7.5, 2.3), layout="constrained")
     box = {"boxstyle": "square,pad=0.45", "ec": "none"}
     arrow = {"arrowstyle": "<->", "color": GREY, "lw": 1, "shrinkA": 0, "shrinkB": 0}
     middle = [(t + 0.5) * C / threads for t in range(threads)]
@@ -87,7 +87,8 @@ def row_by_threads(C, threads):
         colour = BLUE if c % threads else RED
         axes.text(c + 0.5, 0, f"x[{c}]", ha="center", va="center", fontsize=9, color="white",
                   bbox=box | {"fc": colour})
-        axes.plot([c + 0.5, middle[c % threads]], [0.3, 1.55], color=colour, lw=1)
+        axes.plot([c + 0.5, middle[c % threads]], [0.3, 1.55], color=colour, lw=1,
+                  antialiased=False)                # a smaller file
     for t, x in enumerate(middle):
         axes.text(x, 2, f"thread {t}: maximum\nof {', '.join(map(str, range(t, C, threads)))}",
                   ha="center", va="center", fontsize=9, color="white",
