@@ -1,8 +1,8 @@
 """k07 · Softmax of each row: y = exp(x - max) / sum of exp(x - max)
 
-R: rows   C: columns   m, s: a row's maximum and its sum of exp(x - m), or those of a part of it
-Reads R·C numbers and writes R·C, 5 FLOPs for each: 5/8 FLOP per byte in fp32. Memory decides.
-The recurrence is that of Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
+R: rows   C: columns   m, s: the maximum of a row, or of a part of it, and the sum of exp(x - m)
+Reads R·C numbers, writes R·C, 5 FLOPs each: 5/8 FLOP per byte in fp32. Memory is the limit.
+Recurrence: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
 """
 
 import math
@@ -20,14 +20,14 @@ __all__ = ["softmax", "softmax_cuda", "softmax_torch"]
 
 KERNELS = simulator.RawModule(Path(__file__).with_suffix(".cu"))
 THREADS = 256           # a block of the CUDA kernels, one a row
-FITS = 12_000           # numbers of a row in shared memory: 48 KB a block, which every GPU gives
+FITS = 12_000           # longest row in shared memory: 48 KB a block, on every GPU
 BLOCK = 4096            # columns that softmax_online_triton takes at a time
-LONGEST = 32_768        # columns of softmax_fused_triton: 64 registers a thread of 16 warps
+LONGEST = 32_768        # longest row in registers: 64 in each thread of 16 warps
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)       # as -FLT_MAX in the .cu
 
 
 def softmax_oracle(x):                              # (R, C) -> (R, C)
-    """float64, by the book. A row of only -inf is NaN, as in torch."""
+    """float64, by the formula. A row of only -inf gives NaN, as in torch."""
     x = x.astype(np.float64)                        # (R, C)
     with np.errstate(invalid="ignore"):             # -inf minus -inf
         e = np.exp(x - x.max(-1, keepdims=True))    # (R, C)
@@ -35,19 +35,19 @@ def softmax_oracle(x):                              # (R, C) -> (R, C)
 
 
 def predict_bytes_ratio():
-    """Bytes that softmax_three_pass_cuda moves, divided by those of a kernel that reads each number
-    of x once. Both write y."""
-    # exercise: how often does each of the two read a number, and how often does it write one?
+    """Your guess: the bytes that softmax_three_pass_cuda moves, divided by those of a kernel that
+    reads each number of x once. Both write y."""
+    # exercise: how often does each kernel read a number, and how often does it write one?
     return (3 + 1) / (1 + 1)
 
 
 def merge(a, b):
-    """(m, s) of two parts of a row together, from (m, s) of each.
+    """The pair (m, s) of two parts of a row together. a, b: the pairs of the two parts.
 
-    m: the part's maximum   s: its sum of exp(x - m)   Entries are finite or -inf.
-    A part without entries, or with only -inf, is (-inf, 0).
+    m: maximum of the part   s: sum of exp(x - m)   Numbers are finite or -inf.
+    A part that is empty, or contains only -inf, has the pair (-inf, 0).
     """
-    # exercise: rescale both sums to the larger maximum; two empty parts make an empty part
+    # exercise: rescale both sums to the larger maximum; two empty parts give an empty part
     m = max(a[0], b[0])
     if m == -math.inf:
         return m, 0.0
@@ -56,7 +56,7 @@ def merge(a, b):
 
 @triton.jit
 def softmax_fused_triton(x, y, C, BLOCK: tl.constexpr):
-    """One program per row, all of it at once: BLOCK is a power of two, C or more."""
+    """One program per row, the whole row at once. BLOCK: a power of two, at least C."""
     x += tl.program_id(0).to(tl.int64) * C          # this program's row; R·C may not fit 32 bits
     y += tl.program_id(0).to(tl.int64) * C
     c = tl.arange(0, BLOCK)
@@ -67,11 +67,12 @@ def softmax_fused_triton(x, y, C, BLOCK: tl.constexpr):
 
 @triton.jit
 def softmax_online_triton(x, y, C, BLOCK: tl.constexpr):
-    """One program per row of any length, BLOCK columns at a time."""
+    """One program per row, BLOCK columns at a time. Rows of any length."""
     x += tl.program_id(0).to(tl.int64) * C
     y += tl.program_id(0).to(tl.int64) * C
-    m, s = LOWEST, 0.0                              # fp32, whatever x is; finite, as in the .cu
-    # exercise: one loop over blocks of columns for (m, s), a second one to write y
+    m = LOWEST                                      # finite, so that no -inf - (-inf) arises
+    s = 0.0                                         # both fp32 for every dtype of x
+    # exercise: one loop over blocks of columns to compute (m, s), one loop to write y
     for start in range(0, C, BLOCK):
         c = start + tl.arange(0, BLOCK)
         v = tl.load(x + c, c < C, -float("inf")).to(tl.float32)
@@ -86,7 +87,7 @@ def softmax_online_triton(x, y, C, BLOCK: tl.constexpr):
 
 @without_gradients
 def softmax(x):                                     # (R, C) -> (R, C)
-    """Softmax of each row by a Triton kernel: fused where a row fits in registers, else online.
+    """Softmax of each row by Triton: the fused kernel if a row fits in registers, else the online.
 
     float32, float16 or bfloat16 on the CPU or on CUDA, contiguous; sums are fp32. R or C may be 0.
     """
@@ -111,22 +112,22 @@ def softmax_torch(x):                               # (R, C) -> (R, C)
 def softmax_cuda(x, kernel="softmax_online_cuda"):  # (R, C) -> (R, C)
     """Softmax of each row by one of the CUDA kernels. float32, contiguous; R or C may be 0.
 
-    ValueError where softmax_fused_cuda is asked for a row that does not fit in shared memory.
+    ValueError if softmax_fused_cuda gets a row that does not fit in shared memory.
     """
     check(x, torch.float32)
     R, C = x.shape
     y = torch.empty_like(x)                         # (R, C)
     fused = kernel == "softmax_fused_cuda"
     if fused and C > FITS:
-        raise ValueError(f"softmax_fused_cuda: rows of {C} numbers, expected at most {FITS}, "
-                         f"which fit in shared memory; softmax_online_cuda takes any")
+        raise ValueError(f"softmax_fused_cuda: rows of {C:,} numbers, expected at most {FITS:,}, "
+                         f"which fit in shared memory; softmax_online_cuda takes any length")
     if x.numel():
         KERNELS.get(kernel)(R, THREADS, (x, y, C), shared_mem=x.element_size() * C * fused)
     return y
 
 
 def check(x, *dtypes):
-    """What the kernels assume; they count columns with 32 bits and ignore strides."""
+    """What the kernels assume: contiguous rows, and columns counted in 32 bits."""
     if x.ndim != 2:
         raise ValueError(f"softmax: x has shape {tuple(x.shape)}, expected (rows, columns)")
     if x.dtype not in dtypes:

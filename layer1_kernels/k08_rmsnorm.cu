@@ -1,17 +1,17 @@
-// k08 · RMSNorm of each row: y = x / sqrt(mean of x² + eps) · w, and the residual add before it
+// k08 · RMSNorm of each row: y = x / sqrt(mean of x² + eps) · w, and the residual addition before it
 //
 // T: rows, one block each   C: columns
-// Reads T·C numbers and writes T·C, 4 FLOPs for each: 1/2 FLOP per byte in fp32. Memory decides, so
-// each kernel below is judged by how often it reads its row. Blocks are made of whole warps.
+// Reads T·C numbers, writes T·C, 4 FLOPs per number: 1/2 FLOP per byte in fp32. Memory is the limit,
+// so each kernel below is judged by how often it reads its row. Block sizes are multiples of 32.
 
-__shared__ float warps[32];                     // of block_sum: one number a warp
+__shared__ float warps[32];                     // for block_sum: one number a warp
 
-// The sum over all threads of the block, known to each of them afterwards. A kernel may call it
-// once: nothing keeps a second call from writing `warps` while some threads still read it.
+// The sum over all threads of the block, returned to every thread. Call it only once per kernel: a
+// second call could overwrite `warps` while other threads still read it.
 __device__ float block_sum(float v)
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    for (int away = 16; away > 0; away /= 2)    // lane l and lane l ^ away swap and add
+    for (int away = 16; away > 0; away /= 2)    // lanes l and l ^ away exchange and add
         v += __shfl_xor_sync(0xffffffff, v, away);
     if (lane == 0)
         warps[warp] = v;
@@ -22,7 +22,7 @@ __device__ float block_sum(float v)
     return v;
 }
 
-// By the book: one pass for the mean square, one for the result. For rows of any length.
+// Two passes over the row: mean square, result. For rows of any length.
 extern "C" __global__ void rmsnorm_two_read_cuda(const float* x, const float* w, float* y,
                                                  int C, float eps)
 {
@@ -36,11 +36,11 @@ extern "C" __global__ void rmsnorm_two_read_cuda(const float* x, const float* w,
         y[c] = x[c] * scale * w[c];
 }
 
-// The same two passes, over a copy of the row on the chip: as long as it fits there.
+// The same two passes, the second over a copy of the row in shared memory. For rows that fit there.
 extern "C" __global__ void rmsnorm_one_read_cuda(const float* x, const float* w, float* y,
                                                  int C, float eps)
 {
-    extern __shared__ float row[];              // C numbers; a thread returns to its own columns
+    extern __shared__ float row[];              // C numbers; a thread reads only its own columns
     x += (size_t)blockIdx.x * C;
     y += (size_t)blockIdx.x * C;
     float squares = 0;
@@ -53,7 +53,7 @@ extern "C" __global__ void rmsnorm_one_read_cuda(const float* x, const float* w,
         y[c] = row[c] * scale * w[c];
 }
 
-// The sum x + residual is normalised where it is made, and written for the next residual add.
+// Normalises the sum x + residual while it is on the chip, and writes it for the next addition.
 extern "C" __global__ void add_rmsnorm_fused_cuda(const float* x, const float* residual,
                                                   const float* w, float* y, float* sum,
                                                   int C, float eps)

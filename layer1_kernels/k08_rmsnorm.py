@@ -1,7 +1,7 @@
-"""k08 · RMSNorm of each row, y = x / sqrt(mean of x² + eps) · w; with the residual add before it
+"""k08 · RMSNorm of each row, y = x / sqrt(mean of x² + eps) · w; with the residual addition before
 
 T: tokens, one row each   C: model width
-Reads T·C numbers and writes T·C, 4 FLOPs for each: 1/2 FLOP per byte in fp32. Memory decides.
+Reads T·C numbers, writes T·C, 4 FLOPs per number: 1/2 FLOP per byte in fp32. Memory is the limit.
 Sources: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019; Ba, Kiros and Hinton,
 "Layer Normalization", 2016.
 """
@@ -25,13 +25,13 @@ __all__ = ["add_rmsnorm", "add_rmsnorm_cuda", "add_rmsnorm_torch", "layernorm", 
 
 KERNELS = simulator.RawModule(Path(__file__).with_suffix(".cu"))
 THREADS = 256           # a block of the CUDA kernels, one a row
-FITS = 12_000           # numbers of a row in shared memory: 48 KB a block, which every GPU gives
-LONGEST = 32_768        # columns of a program that holds its row: 64 registers a thread of 16 warps
+FITS = 12_000           # longest row in shared memory: 48 KB a block, on every GPU
+LONGEST = 32_768        # longest row in registers: 64 in each thread of 16 warps
 BLOCK = 4096            # columns that the kernels for longer rows take at a time
 FLOATS = torch.float32, torch.float16, torch.bfloat16
 
 
-# ---- by the book
+# ---- by the formula
 
 
 def rmsnorm_oracle(x, w, eps):                      # (T, C), (C,) -> (T, C)
@@ -74,23 +74,20 @@ def at_least_fp32(x):
 
 
 def predict_bytes_ratio():
-    """Bytes that an add and then a norm move, divided by those of one kernel that does both and
-    also stores both results.
-
-    w is left out: it is the same for every row, and stays in a cache.
-    """
+    """Your guess: the bytes that an addition and then a norm move, divided by those of one kernel
+    that does both and writes both results. Leave out w."""
     # exercise: how many arrays of T·C numbers do the two read and write, and how many does the one?
     return ((2 + 1) + (1 + 1)) / (2 + 2)
 
 
 @triton.jit
 def rmsnorm_triton(x, w, y, C, eps, BLOCK: tl.constexpr):
-    """One program per row, all of it at once: BLOCK is a power of two, C or more."""
+    """One program per row. BLOCK: a power of two, at least C."""
     x += tl.program_id(0).to(tl.int64) * C          # this program's row; T·C may not fit 32 bits
     y += tl.program_id(0).to(tl.int64) * C
     c = tl.arange(0, BLOCK)
     inside = c < C
-    # exercise: load the row once, as fp32; compute its scale; store row · scale · w
+    # exercise: load the row once, as fp32; compute the scale from its squares; store the product
     v = tl.load(x + c, inside, 0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(v * v) / C + eps)
     tl.store(y + c, v * scale * tl.load(w + c, inside), inside)
@@ -98,14 +95,14 @@ def rmsnorm_triton(x, w, y, C, eps, BLOCK: tl.constexpr):
 
 @triton.jit
 def add_rmsnorm_triton(x, residual, w, y, total, C, eps, BLOCK: tl.constexpr):
-    """One program per row: total = x + residual, and y is the RMSNorm of total."""
+    """One program per row: total = x + residual, and y is the RMSNorm of total as stored."""
     row = tl.program_id(0).to(tl.int64) * C         # where this program's row begins
     c = tl.arange(0, BLOCK)
     inside = c < C
-    # exercise: add, store the sum, and normalise the sum that is still in registers
+    # exercise: add, store the sum, normalise the sum that is still in registers
     s = tl.load(x + row + c, inside, 0) + tl.load(residual + row + c, inside, 0)
     tl.store(total + row + c, s, inside)
-    v = s.to(tl.float32)                            # of the rounded sum, as a norm alone reads it
+    v = s.to(tl.float32)                            # the rounded sum, as a separate norm reads it
     scale = tl.rsqrt(tl.sum(v * v) / C + eps)
     tl.store(y + row + c, v * scale * tl.load(w + c, inside), inside)
 
@@ -116,7 +113,7 @@ def layernorm_triton(x, w, b, y, C, eps, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * C
     c = tl.arange(0, BLOCK)
     inside = c < C
-    # exercise: subtract the mean, then go on as in RMSNorm; columns beyond the row must stay 0
+    # exercise: subtract the mean, then continue as in RMSNorm; columns beyond the row must be 0
     v = tl.load(x + row + c, inside, 0).to(tl.float32)
     v = tl.where(inside, v - tl.sum(v) / C, 0)
     scale = tl.rsqrt(tl.sum(v * v) / C + eps)
@@ -125,7 +122,7 @@ def layernorm_triton(x, w, b, y, C, eps, BLOCK: tl.constexpr):
 
 @triton.jit
 def rmsnorm_loop_triton(x, w, y, C, eps, BLOCK: tl.constexpr):
-    """One program per row of any length, BLOCK columns at a time: it reads the row twice."""
+    """One program per row of any length, BLOCK columns at a time. It reads the row twice."""
     row = tl.program_id(0).to(tl.int64) * C
     squares = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, C, BLOCK):
@@ -141,7 +138,7 @@ def rmsnorm_loop_triton(x, w, y, C, eps, BLOCK: tl.constexpr):
 
 @triton.jit
 def add_rmsnorm_loop_triton(x, residual, w, y, total, C, eps, BLOCK: tl.constexpr):
-    """The same with the add: what the first loop wrote, the second reads."""
+    """The same with the addition: the second loop reads the sum that the first has written."""
     row = tl.program_id(0).to(tl.int64) * C
     squares = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, C, BLOCK):
@@ -150,7 +147,7 @@ def add_rmsnorm_loop_triton(x, residual, w, y, total, C, eps, BLOCK: tl.constexp
         tl.store(total + row + c, s, c < C)
         squares += s.to(tl.float32) * s.to(tl.float32)
     scale = tl.rsqrt(tl.sum(squares) / C + eps)
-    for start in range(0, C, BLOCK):                # each thread returns to its own columns
+    for start in range(0, C, BLOCK):                # each thread reads only columns that it wrote
         c = start + tl.arange(0, BLOCK)
         v = tl.load(total + row + c, c < C).to(tl.float32)
         tl.store(y + row + c, v * scale * tl.load(w + c, c < C), c < C)
@@ -161,14 +158,16 @@ def layernorm_loop_triton(x, w, b, y, C, eps, BLOCK: tl.constexpr):
     """One program per row of any length. Mean and squares of two parts merge as in Chan, Golub and
     LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979."""
     row = tl.program_id(0).to(tl.int64) * C
-    mean, squares = 0.0, 0.0                        # of the columns so far; squares around mean
+    mean = 0.0                                      # of the columns so far
+    squares = 0.0                                   # of their distances from mean, added up
     for start in range(0, C, BLOCK):
         c = start + tl.arange(0, BLOCK)
         v = tl.load(x + row + c, c < C, 0).to(tl.float32)
         n = tl.minimum(C - start, BLOCK)            # columns of this block
         own = tl.sum(v) / n
         v = tl.where(c < C, v - own, 0)
-        away, share = own - mean, n / (start + n)
+        away = own - mean
+        share = n / (start + n)
         squares += tl.sum(v * v) + away * away * start * share
         mean += away * share
     scale = tl.rsqrt(squares / C + eps)
@@ -209,7 +208,7 @@ def rmsnorm(x, w, eps):                             # (T, C), (C,) -> (T, C)
 def add_rmsnorm(x, residual, w, eps):               # 2 × (T, C), (C,) -> 2 × (T, C)
     """(y, residual): the new residual is x + residual, and y its RMSNorm. Inputs stay as they are.
 
-    As rmsnorm otherwise; y is made from the sum as rounded to x's dtype, as if in two steps.
+    As rmsnorm otherwise; y is the norm of the sum as rounded to x's dtype, as if in two steps.
     """
     check("add_rmsnorm", FLOATS, x, residual=residual, w=w)
     T, C = x.shape
@@ -237,7 +236,7 @@ def layernorm(x, w, b, eps):                        # (T, C), (C,), (C,) -> (T, 
 def rmsnorm_cuda(x, w, eps, kernel=None):           # (T, C), (C,) -> (T, C)
     """RMSNorm of each row by a CUDA kernel, the one that fits. float32, contiguous; T, C may be 0.
 
-    ValueError where rmsnorm_one_read_cuda is asked for a row that does not fit in shared memory.
+    ValueError if rmsnorm_one_read_cuda gets a row that does not fit in shared memory.
     """
     check("rmsnorm_cuda", FLOATS[:1], x, w=w)
     T, C = x.shape
@@ -245,8 +244,8 @@ def rmsnorm_cuda(x, w, eps, kernel=None):           # (T, C), (C,) -> (T, C)
     kernel = kernel or ("rmsnorm_one_read_cuda" if C <= FITS else "rmsnorm_two_read_cuda")
     keeps = kernel == "rmsnorm_one_read_cuda"
     if keeps and C > FITS:
-        raise ValueError(f"{kernel}: rows of {C} numbers, expected at most {FITS}, which fit in "
-                         f"shared memory; rmsnorm_two_read_cuda takes any")
+        raise ValueError(f"{kernel}: rows of {C:,} numbers, expected at most {FITS:,}, which fit "
+                         f"in shared memory; rmsnorm_two_read_cuda takes any length")
     if x.numel():
         KERNELS.get(kernel)(T, THREADS, (x, w, y, C, np.float32(eps)),
                             shared_mem=x.element_size() * C * keeps)
@@ -274,7 +273,7 @@ def add_rmsnorm_cuda(x, residual, w, eps):          # 2 × (T, C), (C,) -> 2 × 
 
 
 def check(op, dtypes, x, **others):
-    """What the kernels assume; they count columns with 32 bits and ignore strides."""
+    """What the kernels assume: contiguous arrays, and columns counted in 32 bits."""
     if x.ndim != 2:
         raise ValueError(f"{op}: x has shape {tuple(x.shape)}, expected (rows, columns)")
     if x.dtype not in dtypes:

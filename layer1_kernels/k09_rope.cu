@@ -1,8 +1,8 @@
-// k09 · Rotary positions: each pair (a, b) of a head is turned by its angle, in place
+// k09 · Rotary positions: rotates each pair (a, b) of a head by its angle, in place
 //
 // T: tokens   H: heads of q   G: heads of k   half: pairs of a head, number d with number d + half
-// Tokens begin `row` numbers apart, the heads of a token `head`. cos and sin have a row of `half`
-// numbers for each position. 4 numbers are moved for 6 FLOPs: memory decides.
+// Tokens start `row` numbers apart, heads of a token `head` numbers apart. cos and sin have one row of
+// `half` numbers per position. A pair moves 4 numbers for 6 FLOPs: memory is the limit.
 
 __device__ void turn(float* first, int half, float c, float s)
 {
@@ -11,7 +11,7 @@ __device__ void turn(float* first, int half, float c, float s)
     first[half] = b * c + a * s;
 }
 
-// One block a head of a token, one array. Each block reads the token's angles.
+// One block per head and token, for one array. Each block reads the token's angles.
 extern "C" __global__ void rope_heads_cuda(float* x, const float* cos, const float* sin,
                                            const long long* positions, long long row,
                                            long long head, int H, int half)
@@ -23,7 +23,7 @@ extern "C" __global__ void rope_heads_cuda(float* x, const float* cos, const flo
     }
 }
 
-// One block a token, both arrays. Each thread keeps its angle for all heads.
+// One block per token, for both arrays. Each thread uses its angle for all heads.
 extern "C" __global__ void rope_fused_cuda(float* q, float* k, const float* cos, const float* sin,
                                            const long long* positions, long long q_row,
                                            long long q_head, long long k_row, long long k_head,

@@ -1,7 +1,9 @@
-"""k09 · Rotary positions: each pair of numbers of q and k is turned by its token's angle, in place
+"""k09 · Rotary positions: rotates each pair of numbers of q and k by an angle that grows with the
+token's position, in place
 
 T: tokens   H: query heads   G: key heads   D: head width   room: positions in the tables
-Reads and writes T·(H+G)·D numbers, 3 FLOPs for each: 3/8 FLOP per byte in fp32. Memory decides.
+Reads and writes T·(H+G)·D numbers, 3 FLOPs per number: 3/8 FLOP per byte in fp32. Memory is the
+limit.
 Source: Su, Lu, Pan, Murtadha, Wen and Liu, "RoFormer: Enhanced Transformer with Rotary Position
 Embedding", 2021. Pairs as Hugging Face has them: number d with number d + D/2.
 """
@@ -25,15 +27,15 @@ WIDEST = 16_384         # D
 MOST = 2**31 - 1        # programs of a launch
 
 
-# ---- by the book
+# ---- by the formula
 
 
 def rope_angles(room, D, theta):                    # -> 2 × (room, D/2)
     """(cos, sin) of the angle of each pair at each position, in float64.
 
-    Pair d turns by theta^(-2d/D) radians a position: the first by 1, later ones more slowly.
+    Pair d turns by theta^(-2d/D) radians per position.
     """
-    # exercise: a speed for each pair, an angle for each position and pair
+    # exercise: one speed per pair; one angle per position and pair
     speed = theta ** (-np.arange(0, D, 2) / D)                          # (D//2,)
     angle = np.arange(room)[:, None] * speed                            # (room, D//2)
     return np.cos(angle), np.sin(angle)
@@ -60,7 +62,7 @@ def rope_and_cache_torch(q, k, v, cos, sin, positions, k_pages, v_pages, slots):
     """As rope_and_cache, operation by operation in PyTorch."""
     k = k.clone()                                   # (T, G, D)
     rope_torch(q, k, cos, sin, positions)
-    stored = slots >= 0                               # (T,)
+    stored = slots >= 0                             # (T,)
     for pages, new in ((k_pages, k), (v_pages, v)):
         pages.view(-1, *new.shape[1:])[slots[stored]] = new[stored]
 
@@ -70,30 +72,32 @@ def rope_and_cache_torch(q, k, v, cos, sin, positions, k_pages, v_pages, slots):
 
 @triton.jit
 def rope_heads_triton(x, cos, sin, positions, row, head, H, half, BLOCK: tl.constexpr):
-    """One program per head of a token, one array. half: D/2, at most BLOCK.
+    """One program per head and token, for one array. half: D/2, at most BLOCK.
 
-    Tokens of x begin `row` numbers apart, heads of a token `head`.
+    Tokens of x start `row` numbers apart, heads of a token `head` numbers apart.
     """
-    t, h = (tl.program_id(0) // H).to(tl.int64), (tl.program_id(0) % H).to(tl.int64)
+    t = (tl.program_id(0) // H).to(tl.int64)
+    h = (tl.program_id(0) % H).to(tl.int64)
     d = tl.arange(0, BLOCK)
     inside = d < half
-    first = x + t * row + h * head + d              # where the first half of this head is
-    angle = tl.load(positions + t) * half + d       # where its angles are, in cos and in sin
-    # exercise: load c and s, then the two halves a and b; turn them; store them where they were
-    c, s = tl.load(cos + angle, inside), tl.load(sin + angle, inside)
-    a, b = tl.load(first, inside), tl.load(first + half, inside)
+    first = x + t * row + h * head + d              # addresses of this head's first half
+    angle = tl.load(positions + t) * half + d       # places of its angles in cos and sin
+    # exercise: load c and s, then the two halves a and b; rotate; store them in the same places
+    c = tl.load(cos + angle, inside)
+    s = tl.load(sin + angle, inside)
+    a = tl.load(first, inside)
+    b = tl.load(first + half, inside)
     tl.store(first, a * c - b * s, inside)
     tl.store(first + half, b * c + a * s, inside)
 
 
 def predict_bytes_ratio(H, G):
-    """Bytes that rope_heads_triton asks for, for q and for k, divided by those of one kernel that
-    loads the angles of a token once for all its heads. All numbers are fp32. Positions are left
-    out.
+    """Your guess: the bytes that two launches of rope_heads_triton ask for (q, then k), divided by
+    those of one kernel that loads a token's angles once for all its heads.
 
-    H, G: heads of q and of k
+    All numbers are fp32; leave out the positions. H, G: heads of q and of k
     """
-    # exercise: count halves of a head that are read and written, and those of cos and of sin
+    # exercise: in units of half a head: what is read, what is written, what is read of cos and sin?
     n = H + G
     return n * (2 + 2 + 2) / (n * (2 + 2) + 2)
 
@@ -101,22 +105,24 @@ def predict_bytes_ratio(H, G):
 @triton.jit
 def rope_triton(q, k, cos, sin, positions, q_row, q_head, k_row, k_head, H, G, half,
                 WAY: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr):
-    """One program per HEADS of a token's heads, its H of q and then its G of k.
+    """One program per HEADS heads of a token; its heads are the H of q, then the G of k.
 
-    WAY: 1, or -1 to turn back. Tokens of q begin q_row numbers apart, heads q_head; those of k
-    likewise.
+    WAY: 1, or -1 to rotate back. Tokens of q start q_row numbers apart, heads q_head; the same for
+    k.
     """
     blocks = tl.cdiv(H + G, HEADS)                  # of a token
     t = (tl.program_id(0) // blocks).to(tl.int64)
     h = (tl.program_id(0) % blocks * HEADS + tl.arange(0, HEADS)).to(tl.int64)[:, None]
     d = tl.arange(0, BLOCK)
     inside = (h < H + G) & (d < half)               # (HEADS, BLOCK)
-    # exercise: load c and WAY · s once; find where all heads begin; turn their halves a and b
+    # exercise: load c and s once, s times WAY; compute the addresses of all heads; rotate them
     angle = tl.load(positions + t) * half + d       # (BLOCK,)
-    c, s = tl.load(cos + angle, d < half), WAY * tl.load(sin + angle, d < half)
+    c = tl.load(cos + angle, d < half)
+    s = WAY * tl.load(sin + angle, d < half)
     # + d on both sides: Triton 3.9 forgets how a column of chosen heads is aligned
     first = tl.where(h < H, q + t * q_row + h * q_head + d, k + t * k_row + (h - H) * k_head + d)
-    a, b = tl.load(first, inside), tl.load(first + half, inside)        # (HEADS, BLOCK)
+    a = tl.load(first, inside)                      # (HEADS, BLOCK)
+    b = tl.load(first + half, inside)
     tl.store(first, a * c - b * s, inside)
     tl.store(first + half, b * c + a * s, inside)
 
@@ -125,23 +131,28 @@ def rope_triton(q, k, cos, sin, positions, q_row, q_head, k_row, k_head, H, G, h
 def rope_and_cache_triton(q, k, v, cos, sin, positions, k_pages, v_pages, slots, q_row, q_head,
                           k_row, k_head, v_row, v_head, H, G, half,
                           HEADS: tl.constexpr, BLOCK: tl.constexpr):
-    """One program per HEADS heads of a token: H of q, which stay, G of k and G of v, which go into
-    the token's slot. A slot has room for G heads."""
+    """One program per HEADS heads of a token: the H of q stay in place, the G of k and G of v go to
+    the token's slot. A slot holds G heads."""
     blocks = tl.cdiv(H + 2 * G, HEADS)
     t = (tl.program_id(0) // blocks).to(tl.int64)
     h = (tl.program_id(0) % blocks * HEADS + tl.arange(0, HEADS)).to(tl.int64)[:, None]
     d = tl.arange(0, BLOCK)
     inside = (h < H + 2 * G) & (d < half)
-    angle, slot = tl.load(positions + t) * half + d, tl.load(slots + t)
-    c, s = tl.load(cos + angle, d < half), tl.load(sin + angle, d < half)
-    of_q, of_k = h < H, h < H + G                   # (HEADS, 1); the rest is v
+    angle = tl.load(positions + t) * half + d
+    slot = tl.load(slots + t)
+    c = tl.load(cos + angle, d < half)
+    s = tl.load(sin + angle, d < half)
+    of_q = h < H                                    # (HEADS, 1)
+    of_k = h < H + G                                # of q or of k; the rest is v
     g = tl.where(of_k, h - H, h - H - G)            # the head of k or v
     source = tl.where(of_q, q + t * q_row + h * q_head + d,
                       tl.where(of_k, k + t * k_row + g * k_head + d,
                                v + t * v_row + g * v_head + d))         # (HEADS, BLOCK)
-    place = (slot * G + g) * 2 * half + d           # where this head goes in the pages
-    a, b = tl.load(source, inside), tl.load(source + half, inside)
-    turns, copies = inside & of_k & (of_q | (slot >= 0)), inside & (h >= H + G) & (slot >= 0)
+    place = (slot * G + g) * 2 * half + d           # this head's place in the pages
+    a = tl.load(source, inside)
+    b = tl.load(source + half, inside)
+    turns = inside & of_k & (of_q | (slot >= 0))
+    copies = inside & (h >= H + G) & (slot >= 0)
     target = tl.where(of_q, source, k_pages + place)
     tl.store(target, a * c - b * s, turns)
     tl.store(target + half, b * c + a * s, turns)
@@ -156,7 +167,7 @@ def rope(q, k, cos, sin, positions):                # (T, H, D), (T, G, D), 2 ×
     """Turn the heads of q and k in place by the angles of their tokens' positions; returns None.
 
     q, k: float32, float16 or bfloat16, on the CPU or on CUDA; computed in fp32. They may be slices
-    of one array: tokens and heads may begin any distance apart, a head is contiguous. cos, sin:
+    of one array: tokens and heads may start any distance apart, a head is contiguous. cos, sin:
     float32. positions: int64, from 0 to room - 1, not checked: a check would wait for the device.
     Any size may be 0. One launch, or one for each array where autograd records, since it allows one
     changed view at a time. q and k get gradients, cos and sin do not; a leaf that requires one is
@@ -176,7 +187,7 @@ def rope(q, k, cos, sin, positions):                # (T, H, D), (T, G, D), 2 ×
 
 
 class Turn(torch.autograd.Function):
-    """rope of one array. The gradient of a turn is the turn back."""
+    """rope of one array. The gradient of a rotation is the rotation back."""
 
     @staticmethod
     def forward(ctx, x, cos, sin, positions):
@@ -226,7 +237,7 @@ def rope_and_cache(q, k, v, cos, sin, positions, k_pages, v_pages, slots):
 
 
 def plan(heads, half):
-    """How rope_triton is compiled for `heads` heads a token: all in one program, if they fit.
+    """How rope_triton is compiled for `heads` heads per token: all in one program if they fit.
 
     Each thread has 8 pairs or more: 16 bytes of 16-bit numbers. Not timed.
     """
@@ -279,7 +290,7 @@ def check(op, dtypes, cos, sin, positions, **arrays):
 
 
 def check_strides(op, name, x):
-    """A head is contiguous, and no number is in two heads: a turn in place would turn it twice."""
+    """A head is contiguous, and no number is in two heads: it would be rotated twice."""
     if x.numel() == 0:
         return
     if x.stride(2) != 1 and x.shape[2] > 1:

@@ -34,8 +34,8 @@ def ladder(R, C):
     """Every kernel of this lesson on (R, C) float32 numbers, C at most FITS: [Rung]."""
     x = torch.linspace(-4, 4, R * C).reshape(R, C)  # (R, C)
     y = torch.empty_like(x)                         # (R, C)
-    changes = ("maximum, sum, result", "the row stays on the chip",
-               "any length; loses a read", "the row in registers", "any length; loses again")
+    changes = ("three passes", "the row stays in shared memory", "any length; one read more",
+               "the row stays in registers", "any length; one read more")
     with simulator.trace() as trace:
         for kernel in ("softmax_three_pass_cuda", "softmax_fused_cuda", "softmax_online_cuda"):
             softmax_cuda(x, kernel)

@@ -54,9 +54,9 @@ def ladder(T, C):
     writes = eager.stored / x.nbytes
     steps = [Rung("PyTorch, op by op", eager.launches, reads, writes, reads + writes, None,
                   "each operation stores")]
-    changes = ("two kernels; the norm reads twice", "the row waits on the chip",
-               "the sum stays there, too", "two kernels; rows in registers", "one kernel",
-               "any length; loses a read")
+    changes = ("two kernels; the norm reads twice", "the row stays on the chip",
+               "so does the sum", "two kernels; rows in registers", "one kernel",
+               "any length; one read more")
     ways = {
         "CUDA: add, norm in two reads": lambda: rmsnorm_cuda(
             vector_add_cuda(x, residual), w, 1e-5, "rmsnorm_two_read_cuda"),

@@ -24,7 +24,7 @@ SECTOR = 32             # bytes
 
 
 class Rung(NamedTuple):
-    """One rung of the ladder: q and k turned in place."""
+    """One rung of the ladder: q and k rotated in place."""
 
     name: str
     launches: int
@@ -64,8 +64,8 @@ def ladder(T, H, G, D):
         "CUDA: a token a block": lambda: rope_cuda(q, k, cos, sin, positions),
         "Triton: a head a program": heads,
         "Triton: a token a program": lambda: rope(q, k, cos, sin, positions)}
-    changes = ("in place", "one launch; angles once a token", "in Triton, a head each again",
-               "angles twice a token, by two warps: loses")
+    changes = ("in place", "one launch; angles once per token", "a head each again",
+               "one launch; both warps read the angles")
     for (name, run), changed in zip(ways.items(), changes, strict=True):
         with simulator.trace() as trace:
             run()

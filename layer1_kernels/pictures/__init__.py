@@ -18,7 +18,7 @@ losses    A row of logits: its probabilities, the m and s of its blocks, and its
 
 from layer1_kernels.pictures.angles import turns
 from layer1_kernels.pictures.banks import small_banks
-from layer1_kernels.pictures.chip import attention_tile, crossings
+from layer1_kernels.pictures.chip import attention_tile, crossings, residual_stream
 from layer1_kernels.pictures.experts import loads, tile_lists
 from layer1_kernels.pictures.fragments import mma_step, warp_quarters
 from layer1_kernels.pictures.gates import gated_tiles, halves, silu_curve
@@ -26,9 +26,25 @@ from layer1_kernels.pictures.losses import row_before_and_after, row_in_blocks, 
 from layer1_kernels.pictures.pages import page_map
 from layer1_kernels.pictures.pipelines import bank_groups, overlap
 from layer1_kernels.pictures.precision import errors, scale_groups
-from layer1_kernels.pictures.registers import fragment, owners, packed_row, register_cliff
-from layer1_kernels.pictures.rows import falling, launches, passes, row_program, running
+from layer1_kernels.pictures.registers import (
+    fragment,
+    head_tile,
+    owners,
+    packed_row,
+    register_cliff,
+)
+from layer1_kernels.pictures.rows import (
+    falling,
+    launches,
+    masked_row,
+    passes,
+    rescaled,
+    row_by_threads,
+    row_program,
+    running,
+)
 from layer1_kernels.pictures.threads import (
+    butterfly,
     grid,
     lanes,
     masked,
@@ -49,10 +65,11 @@ from layer1_kernels.pictures.tiles import (
     warp_tiles,
 )
 
-__all__ = ["attention_tile", "bank_groups", "crossings", "errors", "falling", "fragment",
-           "gated_tiles", "grid", "halves", "lanes", "launches", "loads", "masked", "mma_step",
-           "one_round", "operands", "overlap", "owners", "packed_row", "page_map", "passes",
-           "register_cliff", "rounds", "row_before_and_after", "row_in_blocks", "row_program",
+__all__ = ["attention_tile", "bank_groups", "butterfly", "crossings", "errors", "falling",
+           "fragment", "gated_tiles", "grid", "halves", "head_tile", "lanes", "launches", "loads",
+           "masked", "masked_row", "mma_step", "one_round", "operands", "overlap", "owners",
+           "packed_row", "page_map", "passes", "register_cliff", "rescaled", "residual_stream",
+           "rounds", "row_before_and_after", "row_by_threads", "row_in_blocks", "row_program",
            "running", "scale_groups", "shuffle", "silu_curve", "small_banks", "strides",
            "thread_tiles", "tile_lists", "tile_map", "tile_numbers", "tile_orders", "tile_walks",
            "token_loss", "tree", "turned", "turns", "warp_quarters", "warp_tiles"]

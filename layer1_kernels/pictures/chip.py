@@ -43,6 +43,38 @@ def crossings(ways):
     return closed(figure)
 
 
+def residual_stream(branches, kernel):
+    """A layer of a Llama: the residual stream, and the branches that read it and add to it.
+
+    branches: names of what computes x, in order    kernel: which addition is framed, with the norm
+    after it, as one kernel
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Rectangle
+
+    figure, axes = plt.subplots(figsize=(7.5, 2.2), layout="constrained")
+    arrow = {"arrowstyle": "->", "color": BLUE, "lw": 1.6, "shrinkA": 11, "shrinkB": 11}
+    width = 4.2                                     # of a branch: norm, what computes x, addition
+    axes.annotate("", (len(branches) * width + 1.6, 0), (-1.4, 0), arrowprops=arrow | {
+        "color": INK, "lw": 2.5})
+    for i, name in enumerate((*branches, "next layer")):
+        begin = i * width
+        last = i == len(branches)
+        stops = [(begin, 1, "norm"), (begin + 1.6, 2, name), (begin + 3.2, 0, "+")]
+        for place, height, text in stops[:1] if last else stops:
+            axes.text(place, height, text, ha="center", va="center", fontsize=9, color=INK,
+                      zorder=3, bbox={"fc": PALE, "ec": PALE, "boxstyle": "round,pad=0.4"})
+        path = [(begin - 0.6, 0), *(stop[:2] for stop in stops)][:2 if last else 4]
+        for source, end in zip(path, path[1:], strict=False):
+            axes.annotate("", end, source, arrowprops=arrow)
+    axes.add_patch(Rectangle((kernel * width + 2.7, -0.5), 2.1, 2, fc="none", ec=RED, lw=1.6))
+    axes.text(kernel * width + 3.75, -0.9, "this kernel", ha="center", color=RED, fontsize=9)
+    axes.text(-1.4, -0.6, "residual", color=INK, fontsize=9)
+    axes.set(xlim=(-1.6, len(branches) * width + 1.8), ylim=(-1.1, 2.5), xticks=[], yticks=[])
+    axes.spines[:].set_visible(False)
+    return closed(figure)
+
+
 def in_order(kernels):
     """The arrays of kernels, as crossings has them, in the order in which they are needed."""
     return list(dict.fromkeys(array for _, reads, writes in kernels for array in (*reads, *writes)))

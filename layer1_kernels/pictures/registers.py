@@ -65,6 +65,39 @@ def owners(size, threads):
     return closed(figure)
 
 
+def head_tile(H, G, HEADS, half):
+    """A program of rope_triton (k09): a row for each head of q and k, and the angles of all rows.
+
+    H, G: heads of q and of k    HEADS: rows of the tile, H + G at least    half: D/2, its columns
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Rectangle
+
+    figure, axes = plt.subplots(figsize=(7.5, 0.34 * HEADS + 0.9), layout="constrained")
+    kinds = ("q", INK, "white"), ("k", BLUE, "white"), ("no head", "white", RED)
+    labels = ["c and s"]
+    for column in range(half):
+        axes.add_patch(Rectangle((column, -1.4), 0.96, 0.86, fc=RED, ec="none"))
+        axes.text(column + 0.48, -0.95, f"angle of pair {column}", ha="center", va="center",
+                  fontsize=9, color="white")
+    for h in range(HEADS):
+        name, colour, ink = kinds[(h >= H) + (h >= H + G)]
+        head = {"q": f"head {h} of q", "k": f"head {h - H} of k"}.get(name, name)
+        labels.append(f"h = {h}: {head}")
+        for column in range(half):
+            axes.add_patch(Rectangle((column, h), 0.96, 0.86, fc=colour, lw=1,
+                                     ec=RED if name == "no head" else colour,
+                                     ls="--" if name == "no head" else "-"))
+            text = "masked" if name == "no head" else f"{name}[{column}], {name}[{column + half}]"
+            axes.text(column + 0.48, h + 0.45, text, ha="center", va="center", fontsize=9,
+                      color=ink)
+    axes.set(xlim=(0, half), ylim=(HEADS, -1.5), xticks=[],
+             yticks=[-0.95, *(h + 0.45 for h in range(HEADS))], yticklabels=labels)
+    axes.tick_params(length=0, labelsize=9)
+    axes.spines[:].set_visible(False)
+    return closed(figure)
+
+
 def packed_row(w, packed, scales):
     """A row of weights as int4: the weights, the integers of each group, and the bytes.
 

@@ -71,6 +71,68 @@ def passes(x):
     return closed(figure)
 
 
+def row_by_threads(C, threads):
+    """A row shared by the threads of a block: who reads which column, and how the threads' results
+    become one. Thread 0 is red.
+
+    C: columns, twelve at most    threads: of the block
+    """
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7.5, 2.3), layout="constrained")
+    box = {"boxstyle": "square,pad=0.45", "ec": "none"}
+    arrow = {"arrowstyle": "<->", "color": GREY, "lw": 1, "shrinkA": 0, "shrinkB": 0}
+    middle = [(t + 0.5) * C / threads for t in range(threads)]
+    for c in range(C):
+        colour = BLUE if c % threads else RED
+        axes.text(c + 0.5, 0, f"x[{c}]", ha="center", va="center", fontsize=9, color="white",
+                  bbox=box | {"fc": colour})
+        axes.plot([c + 0.5, middle[c % threads]], [0.3, 1.55], color=colour, lw=1,
+                  antialiased=False)                # a smaller file
+    for t, x in enumerate(middle):
+        axes.text(x, 2, f"thread {t}: maximum\nof {', '.join(map(str, range(t, C, threads)))}",
+                  ha="center", va="center", fontsize=9, color="white",
+                  bbox=box | {"fc": BLUE if t else RED})
+        end = C / 2 + 0.5 * (x - C / 2)
+        axes.annotate("", (end, 3.6), (x, 2.55), arrowprops=arrow)
+    axes.text(C / 2, 4, "block_max: the largest of all, returned to every thread", ha="center",
+              va="center", fontsize=9, color=INK, bbox=box | {"fc": "#d0d7de"})
+    axes.set(xlim=(0, C), ylim=(4.5, -0.5), xticks=[], yticks=[])
+    axes.spines[:].set_visible(False)
+    return closed(figure)
+
+
+def rescaled(first, second):
+    """The terms of two parts of a row, exp(x - m): each part with its own maximum m, then both with
+    the maximum of the row. Dashed outlines are the heights of before.
+
+    first, second: the numbers of each part
+    """
+    import matplotlib.pyplot as plt
+
+    parts = (np.asarray(first), BLUE), (np.asarray(second), GREY)
+    m = max(x.max() for x, _ in parts)
+    figure, every = plt.subplots(2, 1, sharex=True, figsize=(7.5, 3.8), layout="constrained")
+    for axes, common in zip(every, (False, True), strict=True):
+        begin = 0
+        for x, colour in parts:
+            own = x.max()
+            columns = np.arange(begin, begin + len(x))
+            terms = np.exp(x - (m if common else own))
+            axes.bar(columns, terms, color=colour)
+            axes.bar(columns, np.exp(x - own), fc="none", ec=colour, ls="--", lw=1)
+            factor = f"  (each × {np.exp(own - m):.2f})" if common else ""
+            axes.text(columns.mean(), 1.08, f"sum {terms.sum():.2f}{factor}", ha="center",
+                      color=INK, fontsize=9)
+            begin += len(x)
+        axes.set(ylim=(0, 1.3), ylabel="exp(x - m)", yticks=(0, 1))
+        axes.spines[["top", "right"]].set_visible(False)
+    every[0].set_title("m: the maximum of each part", loc="left", fontsize=10, color=INK)
+    every[1].set_title("m: the maximum of the row", loc="left", fontsize=10, color=INK)
+    every[1].set(xlabel="column", xticks=range(begin))
+    return closed(figure)
+
+
 def row_program(T, C, BLOCK, row):
     """One Triton program for each row: what the program of one row reads and writes.
 
@@ -104,6 +166,36 @@ def row_program(T, C, BLOCK, row):
               fontsize=9, color=INK)
     axes.set(xlim=(-4.2, 2 * C + gap + 0.1), ylim=(T + 1.8, -1.1), aspect="equal", xticks=[],
              yticks=[])
+    axes.spines[:].set_visible(False)
+    return closed(figure)
+
+
+def masked_row(x, BLOCK):
+    """A row as a Triton program loads it: 0 beyond its columns; then the mean of its squares.
+
+    x: the row, whole numbers    BLOCK: positions of the program, at least as many
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Rectangle
+
+    C = len(x)
+    v = [*x, *[0] * (BLOCK - C)]
+    square = sum(number * number for number in x)
+    lines = ("c", range(BLOCK)), ("inside", [c < C for c in range(BLOCK)]), ("v", v)
+    figure, axes = plt.subplots(figsize=(7.5, 1.8), layout="constrained")
+    for y, (_, values) in enumerate(lines):
+        for c, value in enumerate(values):
+            axes.add_patch(Rectangle((c, y), 0.94, 0.8, fc=BLUE if c < C else "white",
+                                     ec=BLUE if c < C else RED, ls="-" if c < C else "--"))
+            axes.text(c + 0.47, y + 0.42, value, ha="center", va="center", fontsize=9,
+                      color="white" if c < C else RED)
+    axes.text(BLOCK + 0.6, 2.4, f"tl.sum(v * v) = {square}\nmean: {square} / {C} = {square / C:g}",
+              ha="left", va="center", fontsize=10, color=INK)
+    axes.annotate("", (BLOCK + 0.5, 2.4), (BLOCK + 0.05, 2.4), arrowprops={
+        "arrowstyle": "->", "color": INK, "lw": 1.5, "shrinkA": 0, "shrinkB": 0})
+    axes.set(xlim=(-0.05, BLOCK + 3.6), ylim=(3, -0.1), xticks=[],
+             yticks=[y + 0.42 for y in range(len(lines))], yticklabels=[name for name, _ in lines])
+    axes.tick_params(length=0, labelsize=9)
     axes.spines[:].set_visible(False)
     return closed(figure)
 

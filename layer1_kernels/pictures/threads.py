@@ -223,6 +223,34 @@ def shuffle(numbers):
     return closed(figure)
 
 
+def butterfly(numbers):
+    """The maximum of a warp by exchanges: the value v of each lane at the start and after each
+    round, in which lanes `away` apart exchange and both keep the larger. Red is the maximum of all.
+
+    numbers: one a lane; as many as a power of two
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Rectangle
+
+    v = np.asarray(numbers)
+    lanes = np.arange(len(v))
+    steps = [len(v) >> i for i in range(1, len(v).bit_length())]    # lanes / 2, … 2, 1
+    figure, axes = plt.subplots(figsize=(7.5, 0.62 * len(steps) + 0.75), layout="constrained")
+    for row, away in enumerate([0, *steps]):
+        v = np.maximum(v, v[lanes ^ away])
+        for lane in lanes:
+            for source in (lane, lane ^ away) if away else ():
+                axes.plot([source + 0.46, lane + 0.46], [row - 0.4, row], color=GREY, lw=0.7,
+                          antialiased=False)        # a smaller file
+            largest = v[lane] == v.max()
+            axes.add_patch(Rectangle((lane, row), 0.92, 0.6, fc=RED if largest else "#d0d7de",
+                                     ec="#d0d7de", zorder=3))
+            axes.text(lane + 0.46, row + 0.31, v[lane], ha="center", va="center", fontsize=9,
+                      zorder=4, color="white" if largest else INK)
+    frame(axes, len(v), "lane", ["v at the start", *(f"after away = {away}" for away in steps)])
+    return closed(figure)
+
+
 def arrows(axes, row, place, other):
     """From two places of the row above to the first of them."""
     for source, end in ((place, 0.46), (other, 0.7)):

@@ -8,6 +8,7 @@ import pytest
 
 from lab.judge.adversarial import VALUES, shifted
 from lab.judge.compare import rounded_once
+from lab.judge.mistakes import mistake, raises, same_report
 from lab.judge.pace import numbers
 from lab.judge.subject import Raised
 from lab.judge.work import same_work
@@ -18,11 +19,10 @@ SIZES = [(3, 127, 64), (3, 127, 128), (3, 1000, 128), (2, 1500, 256), (1, 129, 3
 BLOCKS = [(3, 127, 128, "float16"), (1, 1000, 128, "float32"), (3, 129, 128, "bfloat16"),
           (2, 1500, 512, "float16"), (1, 1, 128, "float32"), (1, 0, 128, "float32")]
                                                                             # R, C, BLOCK, dtype
-DESCRIBED = {"large": "numbers around 10,000",
-             "masked": "rows with -inf among them, the last of only -inf",
-             "around 3000": "rows around 3000, where exp overflows and half has steps of 2",
-             "around -3000": "rows around -3000, where a maximum that starts at 0 stays 0",
-             "negative": "only numbers below 0", "equal": "equal numbers throughout a row",
+DESCRIBED = {"large": "numbers around 10,000", "masked": "rows with some -inf, the last all -inf",
+             "around 3000": "numbers around 3000, where exp overflows and fp16 has steps of 2",
+             "around -3000": "numbers around -3000, where a maximum that started at 0 would stay 0",
+             "negative": "negative numbers only", "equal": "rows of equal numbers",
              "uneven": "rows of very different sizes", "not_a_number": "a NaN in the second row",
              "signed_zeros": "0 and -0 among the numbers", "denormal": "numbers of 1e-40"}
 
@@ -31,11 +31,15 @@ DESCRIBED = {"large": "numbers around 10,000",
 
 
 def oracle(x):                                  # (R, C) -> (R, C)
-    return np.exp(x - top(x)) / np.exp(x - top(x)).sum(-1, keepdims=True)
+    return over(np.exp(x - top(x)), np.exp(x - top(x)))
 
 
 def top(x):                                     # (R, C) -> (R, 1)
     return x.max(-1, keepdims=True)
+
+
+def total(x):                                   # (R, C) -> (R, 1)
+    return x.sum(-1, keepdims=True)
 
 
 def rows(rng, R, C, kind="mild"):               # -> (R, C) float32
@@ -53,42 +57,18 @@ def rows(rng, R, C, kind="mild"):               # -> (R, C) float32
     return x
 
 
-def maxima(x, part):                            # (R, C), (C,) -> (R, C)
-    """The maximum of each element's part of its row."""
-    return sums(x, part, np.max)
-
-
-def sums(x, part, over=np.sum):                 # (R, C), (C,) -> (R, C)
-    """The sum over each element's part of its row."""
-    found = np.empty_like(x)
+def by_parts(x, part, function):                # (R, C), (C,) -> (R, C)
+    """A function of the elements of each part of a row, at their places."""
+    result = np.empty_like(x)
     for p in np.unique(part):
-        found[:, part == p] = over(x[:, part == p], axis=-1, keepdims=True)
-    return found
+        result[:, part == p] = function(x[:, part == p])
+    return result
 
 
-def running(x, part):                           # (R, C), (C,) -> (R, C)
-    """The maximum of each element's part of its row, up to and including the element."""
-    found = np.empty_like(x)
-    for p in np.unique(part):
-        found[:, part == p] = np.maximum.accumulate(x[:, part == p], axis=-1)
-    return found
-
-
-def naive(x):
-    e = np.exp(x.astype(np.float32))
-    return e / e.sum(-1, keepdims=True)
-
-
-def least(x):
-    """With the minimum subtracted: what overflows does so in float32."""
-    e = np.exp((x - x.min(-1, keepdims=True)).astype(np.float32))
-    return e / e.sum(-1, keepdims=True)
-
-
-def turned(x):
-    """With the maximum minus x as the exponent."""
-    e = np.exp((top(x) - x).astype(np.float32))
-    return e / e.sum(-1, keepdims=True)
+def in_float32(exponents):                      # (R, C) -> (R, C)
+    """Weights from other exponents than x minus its maximum: what overflows does so in float32."""
+    e = np.exp(exponents.astype(np.float32))
+    return over(e, e)
 
 
 def of_last_blocks(x, part):
@@ -96,131 +76,138 @@ def of_last_blocks(x, part):
     m, s = np.full((len(x), 1), np.finfo(np.float32).min), np.zeros((len(x), 1), np.float32)
     for p in np.unique(part):
         v = x[:, part == p].astype(np.float32)
-        s = s * np.exp(m - top(v)) + np.exp(v - top(v)).sum(-1, keepdims=True)
+        s = s * np.exp(m - top(v)) + total(np.exp(v - top(v)))
         m = top(v)
     return np.exp(x.astype(np.float32) - m) / s
 
 
-def of_columns(x, some, rest=7):
-    """The softmax of some columns (C,) of each row, and `rest` in the others."""
+def of_columns(x, some):
+    """The softmax of some columns (C,) of each row; the others are not written."""
     e = np.exp(x - top(x)) * some
-    return np.where(some, e / e.sum(-1, keepdims=True), rest)
+    return np.where(some, over(e, e), 7)
 
 
 def over(e, weights):
     """e divided by the sum of each row of weights."""
-    return e / weights.sum(-1, keepdims=True)
+    return e / total(weights)
 
 
-def of_threads(name, x, threads, launch):
-    """{mistake: what it gives} for a kernel whose thread t has the columns t, t + threads, …"""
+def of_kernels(x):
+    """{mistake: (what a kernel does, what it gives)}, however it divides a row."""
+    e = np.exp(x - top(x))
+    return {
+        "not_divided": ("does not divide by the sum", e),
+        "bare_when_written": ("subtracts the maximum when it sums, but not when it writes",
+                              over(np.exp(x), e)),
+        "minimum": ("subtracts the minimum of the row, not its maximum", in_float32(x + top(-x))),
+        "exponent_reversed": ("takes the maximum minus x for the exponent", in_float32(top(x) - x)),
+        "row_0_read": ("reads row 0 whatever its row is", 0 * x + oracle(x)[:1]),
+        "first_row_only": ("writes only its first row",
+                           np.where(np.arange(len(x))[:, None] > 0, 7, oracle(x))),
+        "nothing_written": ("writes nothing", np.full_like(x, 7))}
+
+
+def of_threads(x, threads):
+    """The same, and of a kernel whose thread t has the columns t, t + threads, …"""
     part = np.arange(x.shape[1]) % threads
-    e, own = np.exp(x - top(x)), np.exp(x - maxima(x, part))
-    forgotten = np.exp(x - running(x, part)) * np.exp(maxima(x, part) - top(x))
+    maxima = by_parts(x, part, top)
+    so_far = by_parts(x, part, lambda v: np.maximum.accumulate(v, axis=-1))
+    e, own = np.exp(x - top(x)), np.exp(x - maxima)
     c = np.arange(x.shape[1])
     whole = c < len(c) // threads * threads
-    mistakes = {
-        no_maximum(name, launch): naive(x),
-        f"{name} does not divide by the sum": e,
-        f"{name} subtracts the maximum for the sum, not where it writes":
-            over(np.exp(x), e),
-        f"in {name} each thread goes on with the maximum of its own columns, not of the row":
-            over(own, own),
-        f"in {name} each thread divides by the sum of its own columns": e / sums(e, part),
-        f"{name} does not rescale the sum of a thread when its maximum grows": over(e, forgotten),
-        f"{name} adds the sums of all threads as they are, each for the maximum of its thread":
-            over(e, own),
-        f"{name} writes with the maximum of a thread's own columns, not of the row": over(own, e),
-        f"{name} rescales the sums of the threads the wrong way round: the exponent is a thread's "
-        f"maximum minus the row's": over(e, own * np.exp(top(x) - maxima(x, part))),
-        f"in {name} each number adds 1 to the sum, not exp(v - larger)":
-            over(e, np.exp(running(x, part) - top(x))),
-        f"{name} subtracts the minimum of the row, not its maximum": least(x),
-        f"{name} takes the maximum minus x for the exponent": turned(x),
-        f"{name} leaves out the columns of the last round: C / blockDim.x is rounded down":
-            of_columns(x, whole) if whole.any() else np.full_like(x, 7),
-        f"in {name} the columns of the last round are not in the sum": over(e, e * whole),
-        f"in {name} a thread takes one column, and no round follows": of_columns(x, c < threads),
-        f"{name} leaves out the last column": of_columns(x, c < len(c) - 1),
-        f"{name} does not write the last column": np.where(c < len(c) - 1, oracle(x), 7),
-        f"in {name} the last column is not in the sum": over(e, e * (c < len(c) - 1)),
-        f"in {name} a thread's first column is not in the sum": over(e, e * (c >= threads)),
-        f"{name} reads the first row in each block": 0 * x + oracle(x)[:1],
-        f"{name} writes only its first row": np.where(np.arange(len(x))[:, None] > 0, 7, oracle(x)),
-        f"{name} writes nothing": np.full_like(x, 7)}
-    return {mistake: answer for mistake, answer in mistakes.items()
-            if not np.array_equal(answer, oracle(x))}
+    return of_kernels(x) | {
+        "own_maximum": ("lets each thread subtract the maximum of its own columns instead of the "
+                        "row's (is the result of block_max used?)", over(own, own)),
+        "own_sum": ("lets each thread divide by the sum of its own columns instead of the row's",
+                    e / by_parts(e, part, total)),
+        "no_rescale": ("does not rescale the sum of a thread when its maximum grows",
+                       over(e, np.exp(x - so_far + maxima - top(x)))),
+        "sums_not_rescaled": ("adds the threads' sums without rescaling them to the row's maximum",
+                              over(e, own)),
+        "written_with_own_maximum": ("subtracts the maximum of a thread's own columns when it "
+                                     "writes, instead of the row's", over(own, e)),
+        "threads_sign_reversed": (
+            "rescales the threads' sums with the sign reversed: the exponent is a thread's maximum "
+            "minus the row's", over(e, own * np.exp(top(x) - maxima))),
+        "ones_added": ("adds 1 to the sum for each number, not exp(v - larger)",
+                       over(e, np.exp(so_far - top(x)))),
+        "rounds_rounded_down": (
+            "leaves out the columns of the last round: C / blockDim.x is rounded down",
+            of_columns(x, whole) if whole.any() else np.full_like(x, 7)),
+        "last_round_not_summed": ("does not add the columns of the last round", over(e, e * whole)),
+        "one_round": ("gives each thread one column, and no round follows",
+                      of_columns(x, c < threads)),
+        "last_column_left_out": ("leaves out the last column", of_columns(x, c < len(c) - 1)),
+        "last_column_unwritten": ("does not write the last column",
+                                  np.where(c < len(c) - 1, oracle(x), 7)),
+        "last_column_not_summed": ("does not add the last column", over(e, e * (c < len(c) - 1))),
+        "first_round_not_summed": ("does not add each thread's first column",
+                                   over(e, e * (c >= threads)))}
 
 
-def of_blocks(name, x, block, launch):
-    """{mistake: what it gives} for a program that takes `block` columns at a time."""
+def of_blocks(x, block):
+    """The same, and of a program that takes `block` columns at a time."""
     part = np.arange(x.shape[1]) // block
-    e, own = np.exp(x - top(x)), np.exp(x - maxima(x, part))
+    e, own = np.exp(x - top(x)), np.exp(x - by_parts(x, part, top))
     so_far = np.stack([x[:, part <= p].max(-1) for p in range(part[-1] + 1)], -1)[:, part]
     zeros = -x.shape[1] % block                                         # columns beyond the row
-    mistakes = {
-        no_maximum(name, launch): naive(x),
-        f"{name} does not divide by the sum": e,
-        f"{name} subtracts the maximum for the sum, not where it writes":
-            over(np.exp(x), e),
-        f"{name} does not rescale the sum when the maximum grows": over(e, np.exp(x - so_far)),
-        f"{name} takes each block of columns for a row of its own": own / sums(own, part),
-        f"in {name} only the last block of columns is in the sum":
-            over(e, e[:, part == part[-1]]),
-        f"{name} reads the first row in each program": 0 * x + oracle(x)[:1],
-        f"{name} computes -inf minus -inf where a row begins with a block of only -inf":
-            np.where(np.isneginf(x[:, :block]).all(-1, keepdims=True), np.nan, oracle(x)),
-        f"in {name} m becomes the maximum of a block, less than it may have been before":
-            of_last_blocks(x, part),
-        f"{name} writes only its first row": np.where(np.arange(len(x))[:, None] > 0, 7, oracle(x)),
-        f"in {name} only the first block of columns is written": np.where(part == 0, oracle(x), 7),
-        f"in {name} only the last block of columns is written":
-            np.where(part == part[-1], oracle(x), 7),
-        f"in {name} the first block of columns is not in the sum": over(e, e * (part > 0)),
-        f"in {name} the last block of columns is not in the sum": over(e, e * (part < part[-1])),
-        f"{name} leaves out the columns beyond the last whole block":
-            of_columns(x, part < x.shape[1] // block),
-        f"{name} subtracts the minimum of the row, not its maximum": least(x),
-        f"{name} takes the maximum minus x for the exponent": turned(x),
-        f"{name} writes each block with its own maximum, not with the row's": over(own, e),
-        f"in {name} the columns beyond the row count as zeros, and exp(0) is 1":
-            e / (e.sum(-1, keepdims=True) + zeros * np.exp(-top(x))),
-        f"{name} writes nothing": np.full_like(x, 7)}
-    # With one row, or one block, some of them give the right answer.
-    return {mistake: answer for mistake, answer in mistakes.items()
-            if not np.array_equal(answer, oracle(x))}
+    return of_kernels(x) | {
+        "no_rescale": ("does not rescale the sum when the maximum grows",
+                       over(e, np.exp(x - so_far))),
+        "blocks_as_rows": ("treats each block of columns as a row of its own",
+                           own / by_parts(own, part, total)),
+        "last_block_sum": ("adds only the last block of columns", over(e, e[:, part == part[-1]])),
+        "starts_at_minus_inf": (
+            "computes -inf minus -inf where a row begins with a block of only -inf",
+            np.where(np.isneginf(x[:, :block]).all(-1, keepdims=True), np.nan, oracle(x))),
+        "block_maximum": ("takes the maximum of a block for m, even where that is less than m was",
+                          of_last_blocks(x, part)),
+        "first_block_written": ("writes only the first block of columns",
+                                np.where(part == 0, oracle(x), 7)),
+        "last_block_written": ("writes only the last block of columns",
+                               np.where(part == part[-1], oracle(x), 7)),
+        "first_block_not_summed": ("does not add the first block of columns",
+                                   over(e, e * (part > 0))),
+        "last_block_not_summed": ("does not add the last block of columns",
+                                  over(e, e * (part < part[-1]))),
+        "last_block_left_out": ("leaves out the columns beyond the last whole block",
+                                of_columns(x, part < x.shape[1] // block)),
+        "written_with_block_maximum": (
+            "writes each block with its own maximum, not with the row's", over(own, e)),
+        "zeros_past_row": ("loads 0 for columns beyond the row, and exp(0) = 1 is added: load -inf",
+                           e / (total(e) + zeros * np.exp(-top(x))))}
 
 
 def not_a_number(name, x):
-    """{mistake: what it gives} where NaN comes or is missing."""
+    """{mistake: (what the kernel does, what it gives)} where NaN comes or is missing."""
     nothing = np.full_like(x, np.nan)
     if np.isinf(x).any():
-        return {f"{name} computes -inf minus -inf": nothing,
-                f"{name} gives a row of only -inf zeros; it is NaN, as in torch: its sum is 0, and "
-                f"is divided by":
-                    np.nan_to_num(oracle(x))}
+        return {"inf_minus_inf": ("computes -inf minus -inf", nothing),
+                "zeros_for_nan": ("returns zeros for a row of only -inf; NaN is expected, as in "
+                                  "torch", np.nan_to_num(oracle(x)))}
     if (x < -100).all():
-        return {f"in {name} the maximum starts at 0, more than any number of the row": nothing}
+        return {"starts_at_zero": ("lets the maximum start at 0, which is larger than every number "
+                                   "of the row", nothing)}
     if np.isnan(x).any():
-        return {f"in {name} the NaN of one row comes into the others": nothing}
+        return {"nan_spreads": ("lets the NaN of one row get into the others", nothing)}
     if "online" not in name:
-        return {f"in {name} the maximum is infinite: it keeps the value that it starts with":
-                nothing} if np.abs(x).max() < 88 else {}
+        return {"infinite_maximum": ("leaves the maximum at the infinity that it starts with",
+                                     nothing)} if np.abs(x).max() < 88 else {}
     if np.abs(x).max() > 1000:
-        return {f"in {name} m becomes less than it was: it is the larger of m and the new number, "
-                f"so that no exponent is above 0": nothing}
-    return {f"{name} rescales the wrong way round: the exponent is the old maximum minus the new, "
-            f"never positive": nothing}
+        return {"maximum_lowered": ("lets m become less than it was: m is the larger of m and the "
+                                    "new number, so no exponent is above 0", nothing)}
+    return {"sign_reversed": ("rescales with the sign reversed: the exponent is old maximum minus "
+                              "new, which is never positive", nothing)}
 
 
-def no_maximum(name, launch):
+def no_maximum(launch):
     """A message for the commonest mistake, with the learner's line that takes exp of x itself."""
     report = launch.launches[0]
     own = {int(number): line["text"] for number, line in report["lines"].items()
            if number.isdigit()}             # lines of a header are keyed with its name
     bare = [f"{Path(report['path']).name}, line {number}: {text}"
             for number, text in sorted(own.items()) if "exp" in text and "-" not in text]
-    return (f"{name} does not subtract the maximum of the row, and exp overflows above 88"
+    return ("does not subtract the row's maximum; exp overflows above 88"
             + "".join(f"\n    {line}" for line in bare[:1]))
 
 
@@ -239,10 +226,12 @@ def run_triton(subject, name, x, block, dtype):
     """(y, launch) of one program a row; x is rounded to dtype in place."""
     import torch
 
-    given = torch.from_numpy(x).to(getattr(torch, dtype))
-    x[...] = given.float().numpy()
-    y = torch.full_like(given, 7)
-    launch = subject.launch(name, len(x), args=(given, y, x.shape[1]), BLOCK=block)
+    rounded = torch.from_numpy(x).to(getattr(torch, dtype))
+    x[...] = rounded.float().numpy()
+    y = torch.full_like(rounded, 7)
+    with same_report("reads_past_row", kind="out_of_bounds", array="x"), \
+            same_report("writes_past_row", kind="out_of_bounds", array="y"):
+        launch = subject.launch(name, len(x), args=(rounded, y, x.shape[1]), BLOCK=block)
     return y, launch
 
 
@@ -251,35 +240,53 @@ def right(agree, name, x, got, launch, what, threads=None, block=None, precision
     def place(index):
         r, c = index
         return f"row {r}, column {c} " + (
-            f"(round {c // threads} of thread {c % threads})" if threads else
+            f"(thread {c % threads}, its column number {c // threads})" if threads else
             f"(column {c % block} of block {c // block})")
 
     x = x.astype(np.float64)
     if not x.size:
         return
     with np.errstate(all="ignore"):
-        mistakes = not_a_number(name, x)
-        mistakes |= of_threads(name, x, threads, launch) if threads else \
-            of_blocks(name, x, block, launch)
+        rows = not_a_number(name, x) | {"no_maximum": (no_maximum(launch), in_float32(x))}
+        rows |= of_threads(x, threads) if threads else of_blocks(x, block)
+        # With one row, or one block, some of them give the right answer.
+        mistakes = {known: (f"{name} {sentence}", answer)
+                    for known, (sentence, answer) in rows.items()
+                    if not np.array_equal(answer, oracle(x))}
         agree(got, oracle(x), precision, f"{name}, {what}", place, mistakes)
 
 
-def economical(name, launch, x, reads, sectors=None):
+def right_cuda(subject, agree, name, x, threads, what="", shared=0):
+    y, launch = run_cuda(subject, name, x, threads, shared)
+    what = what or f"{len(x)} row(s) of {x.shape[1]} by {threads} threads each"
+    right(agree, name, x, y, launch, what, threads=threads)
+
+
+def right_triton(subject, agree, x, block, dtype, what=""):
+    name = "softmax_online_triton"
+    y, launch = run_triton(subject, name, x, block, dtype)
+    what = what or f"{len(x)} row(s) of {x.shape[1]} {dtype} in blocks of {block}"
+    right(agree, name, x, y, launch, what, block=block, precision=dtype)
+
+
+def economical(name, launch, x, reads):
     """Each number read `reads` times and written once, by requests that want what they move."""
     for op, times in (("store", 1), ("load", reads)):
         got = launch.bytes(op) / x.nbytes
         verb = "reads" if op == "load" else "writes"
-        wrong = "it leaves some out" if got < times else \
-            "y keeps numbers for a later pass, or they are written in a pass too many" \
-            if op == "store" else \
-            "the row is read again, though `row` keeps what is needed again" if times == 1 else \
-            "maximum and sum come out of one pass, and one more writes"
-        assert got == times, f"{name} {verb} each number {got:g} times, expected {times}: {wrong}"
+        known, why = (
+            ("columns_left_out", "some columns are left out") if got < times else
+            ("kept_in_y", "y keeps numbers for a later pass, or a pass too many writes") if
+            op == "store" else
+            ("read_again", "the row is read again, though `row` can keep it") if times == 1 else
+            ("read_again", "one pass gives maximum and sum, and one more writes"))
+        assert got == times, mistake(
+            known, f"{name} {verb} each number {got:g} times, expected {times}: {why}", why)
         counts = launch.memory("global", op)
-        assert counts["transactions"] == counts["ideal"], (
-            f"{name}: a {op} of a warp touches {launch.sectors_per_request(op):g} sectors, "
-            f"{counts['ideal'] / counts['requests']:g} are enough: neighbouring threads should "
-            f"take neighbouring columns")
+        assert counts["transactions"] == counts["ideal"], mistake(
+            "far_apart", f"{name}: one {op} request touches {launch.sectors_per_request(op):g} "
+            f"sectors; {counts['ideal'] / counts['requests']:g} are enough. Give neighbouring "
+            f"threads neighbouring columns.")
 
 
 # ---- counting and the recurrence
@@ -292,14 +299,16 @@ def test_predict_bytes_ratio(subject, reference, rng):
         moved[name] = launch.bytes("load") + launch.bytes("store")
     three_pass, fused, online = moved.values()
     got = subject.predict_bytes_ratio()
-    assert isinstance(got, (int, float)), f"a prediction is a number, got {got!r}"
-    why = {3: "3 compares only the reads; both kernels also write",
-           4: "4 would hold if the other kernel moved each number once; it reads and writes",
-           fused / three_pass: "1/2 is the other way round",
-           online / fused: "1.5 would hold for a kernel that reads twice; count the loops over x"}
-    assert abs(got - three_pass / fused) < 0.05, (
-        f"bytes of three passes over bytes of one: {got:g} is not what the counters say; "
-        f"{why.get(got, 'count reads and writes of one number, in each of the two kernels')}")
+    assert isinstance(got, (int, float)), mistake(
+        "no_number", f"predict_bytes_ratio: expected a number, got {got!r}")
+    known, why = {
+        3: ("reads_alone", "3 compares only the reads; both kernels also write."),
+        4: ("other_writes_nothing", "4 forgets that the other kernel writes too."),
+        fused / three_pass: ("upside_down", "The kernel that reads more moves more bytes."),
+        online / fused: ("two_reads", "1.5 is right for two reads; count the loops over x."),
+    }.get(got, ("other", "Count the reads and writes of one number in each of the two kernels."))
+    assert abs(got - three_pass / fused) < 0.05, mistake(
+        known, f"predict_bytes_ratio: the simulator does not count {got:g}. {why}", why)
 
 
 def pair(x):
@@ -309,15 +318,14 @@ def pair(x):
 
 
 PARTS = {
-    "the larger maximum first": ([1.0, 3.0, 2.5], [0.5, -1.0]),
-    "the larger maximum last": ([0.5, -1.0], [1.0, 3.0, 2.5]),
+    "first part has the larger maximum": ([1.0, 3.0, 2.5], [0.5, -1.0]),
+    "second part has the larger maximum": ([0.5, -1.0], [1.0, 3.0, 2.5]),
     "equal maxima": ([2.0, 1.0], [2.0, 0.0, 2.0]),
     "maxima 20,000 apart": ([-1e4, -1e4 + 1], [1e4]),
-    "the first part empty": ([], [-5.0, -4.0]),
-    "the second part empty": ([-5.0, -4.0], []),
-    "a part of only -inf": ([-math.inf, -math.inf], [0.25]),
-    "two parts, both empty": ([], []),
-}
+    "first part empty": ([], [-5.0, -4.0]),
+    "second part empty": ([-5.0, -4.0], []),
+    "one part of only -inf": ([-math.inf, -math.inf], [0.25]),
+    "both parts empty": ([], [])}
 
 
 @pytest.mark.parametrize("what", PARTS)
@@ -326,32 +334,41 @@ def test_merge(subject, agree, what):
     (m_a, s_a), (m_b, s_b) = a, b = [pair(part) for part in parts]
     m, want = max(m_a, m_b), pair([*parts[0], *parts[1]])
     smaller = "first" if m_a < m_b else "second"
+    with raises("exp_of_maximum", OverflowError, "exp is taken of a maximum itself, or of a larger "
+                "one minus a smaller: a[0] - m and b[0] - m are never above 0."):
+        got = subject.merge(a, b)
     with np.errstate(all="ignore"):
         scale_a, scale_b = np.exp(np.subtract(m_a, m)), np.exp(np.subtract(m_b, m))
-        agree(subject.merge(a, b), want, "float64", f"merge, {what}: {a} and {b}",
+        agree(got, want, "float64", f"merge, {what}: {a} and {b}",
               lambda index: ("the maximum", "the sum")[index[0]], {
-                  **of_one_empty(a, b, m), "merge computes -inf minus -inf": (m, np.nan),
-                  f"the sum of the {smaller} part is not rescaled to the larger maximum":
-                      (m, s_a + s_b),
-                  "the sums are rescaled the wrong way round: the exponent is old minus new":
-                      (m, s_a / scale_a + s_b / scale_b),
-                  "the smaller maximum is kept": (min(m_a, m_b), s_a / scale_b + s_b / scale_a),
-                  "both sums are rescaled to the first part's maximum":
-                      (m, s_a + s_b * np.exp(np.subtract(m_b, m_a))),
-                  "both sums are rescaled to the second part's maximum":
-                      (m, s_b + s_a * np.exp(np.subtract(m_a, m_b))),
-                  "each sum is rescaled by the other part's maximum":
-                      (m, s_a * scale_b + s_b * scale_a),
-                  "the larger sum is kept, not both": (m, max(s_a * scale_a, s_b * scale_b)),
-                  "(s, m) is returned, in the wrong order": want[::-1]})
+                  **of_one_empty(a, b, m),
+                  "inf_minus_inf": ("merge computes -inf minus -inf", (m, np.nan)),
+                  f"{smaller}_not_rescaled": (
+                      f"the sum of the {smaller} part is not rescaled to the larger maximum",
+                      (m, s_a + s_b)),
+                  "sign_reversed": ("the exponents are reversed; each is old maximum minus new",
+                                    (m, s_a / scale_a + s_b / scale_b)),
+                  "smaller_maximum": ("the smaller maximum is kept",
+                                      (min(m_a, m_b), s_a / scale_b + s_b / scale_a)),
+                  "first_as_reference": ("both sums are rescaled to the first part's maximum",
+                                         (m, s_a + s_b * np.exp(np.subtract(m_b, m_a)))),
+                  "second_as_reference": ("both sums are rescaled to the second part's maximum",
+                                          (m, s_b + s_a * np.exp(np.subtract(m_a, m_b)))),
+                  "other_factor": ("each sum is rescaled by the other part's maximum",
+                                   (m, s_a * scale_b + s_b * scale_a)),
+                  "larger_sum": ("only the larger sum is kept; both must be added",
+                                 (m, max(s_a * scale_a, s_b * scale_b))),
+                  "swapped": ("(s, m) is returned, in the wrong order", want[::-1])})
 
 
 def of_one_empty(a, b, m):
-    """{mistake: what it gives} where one part has no entries, and the other has."""
+    """{mistake: (sentence, what it gives)} where one part has no entries, and the other has."""
     if m == -math.inf or -math.inf not in (a[0], b[0]):
         return {}
-    return {"the part without entries is returned; the other one is": (-math.inf, 0.0),
-            "the sum is 0 wherever a part has no entries; it is the other part's": (m, 0.0)}
+    return {"empty_part_returned": ("the part without entries is returned; the other one is right",
+                                    (-math.inf, 0.0)),
+            "empty_gives_zero": ("the sum is 0 wherever a part has no entries; it is the other "
+                                 "part's", (m, 0.0))}
 
 
 @pytest.mark.parametrize("shift", [0, 200, -3000])
@@ -380,17 +397,13 @@ def test_merge__number_by_number(subject, agree, rng):
 
 @pytest.mark.parametrize("R, C, threads", SIZES)
 def test_softmax_fused_cuda(subject, agree, rng, R, C, threads):
-    x = rows(rng, R, C)
-    got, launch = run_cuda(subject, "softmax_fused_cuda", x, threads, shared=C)
-    right(agree, "softmax_fused_cuda", x, got, launch,
-          f"{R} row(s) of {C} by {threads} threads each", threads=threads)
+    right_cuda(subject, agree, "softmax_fused_cuda", rows(rng, R, C), threads, shared=C)
 
 
 @pytest.mark.parametrize("kind", DESCRIBED)
 def test_softmax_fused_cuda__hard_rows(subject, agree, rng, kind):
-    x = rows(rng, 3, 500, kind)
-    got, launch = run_cuda(subject, "softmax_fused_cuda", x, 128, shared=500)
-    right(agree, "softmax_fused_cuda", x, got, launch, DESCRIBED[kind], threads=128)
+    right_cuda(subject, agree, "softmax_fused_cuda", rows(rng, 3, 500, kind), 128, DESCRIBED[kind],
+               shared=500)
 
 
 def test_softmax_fused_cuda__work(subject, reference, rng):
@@ -400,9 +413,9 @@ def test_softmax_fused_cuda__work(subject, reference, rng):
     own = run_cuda(reference, "softmax_fused_cuda", x, 128, shared=1024)[1]
     same_work("softmax_fused_cuda", launch, own)
     conflicts = launch.bank_conflicts()
-    assert conflicts == 1, (
-        f"softmax_fused_cuda: shared memory is asked {conflicts:.2g} times as often as need be: "
-        f"neighbouring threads should take neighbouring columns of row")
+    assert conflicts == 1, mistake(
+        "bank_conflicts", f"softmax_fused_cuda: shared memory needs {conflicts:.2g} times as many "
+        f"wavefronts as necessary. Give neighbouring threads neighbouring columns of row.")
 
 
 # ---- online, CUDA
@@ -410,17 +423,12 @@ def test_softmax_fused_cuda__work(subject, reference, rng):
 
 @pytest.mark.parametrize("R, C, threads", SIZES)
 def test_softmax_online_cuda(subject, agree, rng, R, C, threads):
-    x = rows(rng, R, C)
-    got, launch = run_cuda(subject, "softmax_online_cuda", x, threads)
-    right(agree, "softmax_online_cuda", x, got, launch,
-          f"{R} row(s) of {C} by {threads} threads each", threads=threads)
+    right_cuda(subject, agree, "softmax_online_cuda", rows(rng, R, C), threads)
 
 
 @pytest.mark.parametrize("kind", DESCRIBED)
 def test_softmax_online_cuda__hard_rows(subject, agree, rng, kind):
-    x = rows(rng, 3, 500, kind)
-    got, launch = run_cuda(subject, "softmax_online_cuda", x, 128)
-    right(agree, "softmax_online_cuda", x, got, launch, DESCRIBED[kind], threads=128)
+    right_cuda(subject, agree, "softmax_online_cuda", rows(rng, 3, 500, kind), 128, DESCRIBED[kind])
 
 
 def test_softmax_online_cuda__work(subject, reference, rng):
@@ -429,15 +437,14 @@ def test_softmax_online_cuda__work(subject, reference, rng):
     economical("softmax_online_cuda", launch, x, reads=2)
     same_work("softmax_online_cuda", launch, run_cuda(reference, "softmax_online_cuda", x, 128)[1])
     longer = run_cuda(subject, "softmax_online_cuda", rows(rng, 4, 2048), 128)[1]
-    assert longer.barriers == launch.barriers, (
-        f"softmax_online_cuda: a warp waits {launch.barriers // 16} times for a row of 1024 and "
-        f"{longer.barriers // 16} times for one of 2048: merge the threads once, after the loop")
+    assert longer.barriers == launch.barriers, mistake(
+        "barrier_in_loop", f"softmax_online_cuda: a warp waits at {launch.barriers // 16} barriers "
+        f"for a row of 1,024 and at {longer.barriers // 16} for a row of 2,048. Merge the threads "
+        f"once, after the loop.")
 
 
 def test_softmax_online_cuda__long_row(subject, agree, rng):
-    x = rows(rng, 1, 33_000, "mild")
-    got, launch = run_cuda(subject, "softmax_online_cuda", x, 256)
-    right(agree, "softmax_online_cuda", x, got, launch, "a row of 33,000", threads=256)
+    right_cuda(subject, agree, "softmax_online_cuda", rows(rng, 1, 33_000), 256)
 
 
 # ---- online, Triton
@@ -445,17 +452,12 @@ def test_softmax_online_cuda__long_row(subject, agree, rng):
 
 @pytest.mark.parametrize("R, C, block, dtype", BLOCKS)
 def test_softmax_online_triton(subject, agree, rng, R, C, block, dtype):
-    x = rows(rng, R, C)
-    got, launch = run_triton(subject, "softmax_online_triton", x, block, dtype)
-    right(agree, "softmax_online_triton", x, got, launch,
-          f"{R} row(s) of {C} {dtype} in blocks of {block}", block=block, precision=dtype)
+    right_triton(subject, agree, rows(rng, R, C), block, dtype)
 
 
 @pytest.mark.parametrize("kind", DESCRIBED)
 def test_softmax_online_triton__hard_rows(subject, agree, rng, kind):
-    x = rows(rng, 3, 500, kind)
-    got, launch = run_triton(subject, "softmax_online_triton", x, 128, "float32")
-    right(agree, "softmax_online_triton", x, got, launch, DESCRIBED[kind], block=128)
+    right_triton(subject, agree, rows(rng, 3, 500, kind), 128, "float32", DESCRIBED[kind])
 
 
 def test_softmax_online_triton__rounded_once(subject, rng):
@@ -475,9 +477,7 @@ def test_softmax_online_triton__work(subject, reference, rng):
 
 
 def test_softmax_online_triton__long_row(subject, agree, rng):
-    x = rows(rng, 1, 33_000, "mild")
-    got, launch = run_triton(subject, "softmax_online_triton", x, 4096, "float32")
-    right(agree, "softmax_online_triton", x, got, launch, "a row of 33,000", block=4096)
+    right_triton(subject, agree, rows(rng, 1, 33_000), 4096, "float32")
 
 
 # ---- the course's own launchers
@@ -490,12 +490,12 @@ def test_every_launcher(subject, agree, rng, kind):
 
     for C in (1, 127, 129, 1000, 33_000):
         x = rows(rng, 3, C, kind)
-        given = torch.from_numpy(x)
-        found = {"softmax": subject.softmax(given)}
-        found |= {kernel: subject.softmax_cuda(given, kernel) for kernel in CUDA
-                  if C < 33_000 or kernel != "softmax_fused_cuda"}
+        rows_of_x = torch.from_numpy(x)
+        results = {"softmax": subject.softmax(rows_of_x)}
+        results |= {kernel: subject.softmax_cuda(rows_of_x, kernel) for kernel in CUDA
+                    if C < 33_000 or kernel != "softmax_fused_cuda"}
         with np.errstate(invalid="ignore"):
-            for name, got in found.items():
+            for name, got in results.items():
                 agree(got, oracle(x.astype(np.float64)), "float32", f"{name} of 3 rows of {C}")
 
 
@@ -510,16 +510,16 @@ def test_nothing_to_do(subject, R, C):
 def test_what_the_launchers_refuse(subject):
     import torch
 
-    for x, says in ((torch.ones(5), "shape (5,)"), (torch.ones(4, 6).double(), "float64"),
-                    (torch.ones(4, 5).T, "strides (1, 5)"),
-                    (torch.ones(4, 6)[:, ::2], "strides (6, 2)")):
+    for x, words in ((torch.ones(5), "shape (5,)"), (torch.ones(4, 6).double(), "float64"),
+                     (torch.ones(4, 5).T, "strides (1, 5)"),
+                     (torch.ones(4, 6)[:, ::2], "strides (6, 2)")):
         for launcher in (subject.softmax, subject.softmax_cuda):
             with pytest.raises(Raised) as refusal:
                 launcher(x)
-            assert says in refusal.value.text
+            assert words in refusal.value.text
     with pytest.raises(Raised) as refusal:
         subject.softmax_cuda(torch.ones(1, 12_001), "softmax_fused_cuda")
-    assert "at most 12000" in refusal.value.text
+    assert "at most 12,000" in refusal.value.text
 
 
 def test_oracle_is_torchs(subject, rng):

@@ -5,6 +5,7 @@ import pytest
 
 from lab.judge.adversarial import VALUES, shifted
 from lab.judge.compare import rounded_once
+from lab.judge.mistakes import mistake, same_report
 from lab.judge.pace import numbers
 from lab.judge.subject import Raised
 from lab.judge.work import same_work
@@ -22,33 +23,40 @@ HARD = {                                        # words: (dtype, a generator of 
     "rows around -200": ("float32", lambda rng, shape: shifted(rng, shape, -200.0)),
     "fp16 numbers around 2000": ("float16", lambda rng, shape: 2000 + 1000 * rng.standard_normal(
         shape)),
-    "only numbers below 0": ("float32", VALUES["negative"]),
-    "equal numbers throughout a row": ("float32", VALUES["equal"]),
+    "negative numbers only": ("float32", VALUES["negative"]),
+    "all numbers of a row equal": ("float32", VALUES["equal"]),
     "rows of very different sizes": ("float32", VALUES["uneven"]),
     "bf16 rows of very different sizes": ("bfloat16", VALUES["uneven"]),
     "0 and -0 among the numbers": ("float32", VALUES["signed_zeros"]),
     "numbers of 1e-40": ("float32", VALUES["denormal"]),
-    "rows with -inf among them": ("float32", VALUES["infinite"]),
+    "rows with some -inf": ("float32", VALUES["infinite"]),
     "a NaN in the second row": ("float32", VALUES["not_a_number"])}
 
 
 # ---- rows, oracles, and what goes wrong
 
 
-def normed(x, mean=None, eps=EPS):              # (T, C) -> (T, C)
-    """Each row over the root of its mean square, or of what `mean` makes of the squares."""
-    squares = x * x
-    return x / np.sqrt((squares.mean(-1, keepdims=True) if mean is None else mean(squares)) + eps)
+def mean(x):                                    # (T, C) -> (T, 1)
+    return x.mean(-1, keepdims=True)
+
+
+def total(x):                                   # (T, C) -> (T, 1)
+    return x.sum(-1, keepdims=True)
+
+
+def normed(x, spread=mean, eps=EPS):            # (T, C) -> (T, C)
+    """Each row over the root of its mean square, or of what `spread` makes of the squares."""
+    return x / np.sqrt(spread(x * x) + eps)
 
 
 def tensors(dtype, *arrays):
     """CPU tensors of dtype; the arrays are rounded to it, so that oracles start from the same."""
     import torch
 
-    found = [torch.from_numpy(a.astype(np.float32)).to(getattr(torch, dtype)) for a in arrays]
-    for array, tensor in zip(arrays, found, strict=True):
+    rounded = [torch.from_numpy(a.astype(np.float32)).to(getattr(torch, dtype)) for a in arrays]
+    for array, tensor in zip(arrays, rounded, strict=True):
         array[...] = tensor.double().numpy()
-    return found
+    return rounded
 
 
 def inputs(rng, T, C, dtype, generator=None, count=1):
@@ -66,129 +74,115 @@ def block(C):
     return 1 << (C - 1).bit_length()
 
 
-def sevens(x):
-    import torch
+def first_row(right):
+    return np.where(np.arange(len(right))[:, None] > 0, 7, right)
 
-    return torch.full_like(x, 7)
+
+def of_norm(d, w, b):
+    """{mistake: (what the kernel does, what it gives)} of either norm. d: the row, or the row minus
+    its mean; b: 0 where there is none"""
+    C = d.shape[1]
+    square = mean(d * d)
+    return {
+        "sum_of_squares": ("divides by the root of the sum of squares, not of their mean",
+                           normed(d, total) * w + b),
+        "squares_over_block": ("takes the mean of the squares over BLOCK columns; the row has C",
+                               normed(d, lambda s: total(s) / block(C)) * w + b),
+        "c_minus_1": ("divides the sum of squares by C - 1; a norm takes the mean",
+                      normed(d, lambda s: total(s) / max(C - 1, 1)) * w + b),
+        "no_root": ("divides by the mean square without taking the root, or scales twice",
+                    d / (square + EPS) * w + b),
+        "times_root": ("multiplies by the root of the mean square; it should divide",
+                       d * np.sqrt(square + EPS) * w + b),
+        "no_eps": ("leaves out eps, or takes it for the least mean square; eps is added",
+                   normed(d, eps=0) * w + b),
+        "eps_after_root": ("adds eps after the root; it belongs under the root",
+                           d / (np.sqrt(square) + EPS) * w + b),
+        "eps_per_square": ("adds eps to each of BLOCK squares, and divides their sum by C",
+                           normed(d, eps=EPS * block(C) / max(C, 1)) * w + b),
+        "no_w": ("leaves out w", normed(d) + b),
+        "one_plus_w": ("multiplies by 1 + w, as some models do; here it is w",
+                       normed(d) * (1 + w) + b),
+        "w_before_squares": ("multiplies by w before it squares", normed(d * w) + b),
+        "first_row_only": ("writes only its first row", first_row(normed(d) * w + b)),
+        "nothing_written": ("does not write y", np.full_like(d, 7))}
 
 
 def of_rms(name, x, w):
-    """{mistake: what it gives} of a kernel that should give the RMSNorm of x."""
+    """{mistake: (sentence, what it gives)} of a kernel that should give the RMSNorm of x."""
     C = x.shape[1]
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-        return telling(normed(x) * w, {
-            f"{name} leaves out the mean: it divides by the root of the sum of squares":
-                normed(x, lambda s: s.sum(-1, keepdims=True)) * w,
-            f"{name} takes the mean over BLOCK columns; the row has C":
-                normed(x, lambda s: s.sum(-1, keepdims=True) / block(C)) * w,
-            f"{name} divides by the mean square, not by its root":
-                x / ((x * x).mean(-1, keepdims=True) + EPS) * w,
-            f"{name} leaves out eps, or takes it for the least that the mean square may be; "
-            f"eps is added": normed(x, eps=0) * w,
-            f"{name} divides the sum of squares by C - 1; a norm takes the mean":
-                normed(x, lambda s: s.sum(-1, keepdims=True) / max(C - 1, 1)) * w,
-            f"{name} sums the numbers, not their squares":
-                x / np.sqrt(x.mean(-1, keepdims=True) + EPS) * w,
-            f"{name} sums absolute values, not squares":
-                x / np.sqrt(np.abs(x).mean(-1, keepdims=True) + EPS) * w,
-            f"{name} takes the largest square; a norm takes the mean of all":
-                normed(x, lambda s: s.max(-1, keepdims=True, initial=0)) * w,
-            f"in {name} the columns beyond the row are 1, and count in the mean square":
-                normed(x, lambda s: (s.sum(-1, keepdims=True) + block(C) - C) / max(C, 1)) * w,
-            f"{name} adds eps to the scale; it belongs to the mean square":
-                x * (1 / np.sqrt((x * x).mean(-1, keepdims=True)) + EPS) * w,
-            f"{name} multiplies by the scale twice":
-                normed(x) * w / np.sqrt((x * x).mean(-1, keepdims=True) + EPS),
-            f"{name} divides by w; it should multiply": normed(x) / w,
-            f"{name} multiplies each column by w[0]": normed(x) * w[:1],
-            f"{name} adds eps to each of BLOCK squares, and divides their sum by C":
-                normed(x, eps=EPS * block(C) / max(C, 1)) * w,
-            f"{name} multiplies by the root of the mean square; it should divide":
-                x * np.sqrt((x * x).mean(-1, keepdims=True) + EPS) * w,
-            f"{name} adds eps outside the root, not inside it":
-                x / (np.sqrt((x * x).mean(-1, keepdims=True)) + EPS) * w,
-            f"{name} leaves out w": normed(x),
-            f"{name} subtracts the mean, which is LayerNorm":
-                normed(x - x.mean(-1, keepdims=True)) * w,
-            f"{name} squares in float16, where 256² is inf": np.zeros_like(x),
-            f"{name} writes w times x, without the scale": x * w,
-            f"{name} takes the scale of row 0 for every row":
-                x / np.sqrt((x[:1] * x[:1]).mean(-1, keepdims=True) + EPS) * w,
-            f"{name} multiplies by w before it squares": normed(x * w),
-            f"{name} multiplies by 1 + w, as some models do; here it is w": normed(x) * (1 + w),
-            f"{name} writes only its first row":
-                np.where(np.arange(len(x))[:, None] > 0, 7, normed(x) * w),
-            f"{name} does not write y": np.full_like(x, 7)})
+        square = mean(x * x)
+        return telling(name, normed(x) * w, of_norm(x, w, 0) | {
+            "numbers_summed": ("sums the numbers, not their squares",
+                               x / np.sqrt(mean(x) + EPS) * w),
+            "absolute_values": ("sums absolute values, not squares",
+                                x / np.sqrt(mean(np.abs(x)) + EPS) * w),
+            "largest_square": ("takes the largest square; a norm takes the mean of all",
+                               normed(x, lambda s: s.max(-1, keepdims=True, initial=0)) * w),
+            "ones_past_row": (
+                "loads 1 for columns beyond the row, and they count in the mean square",
+                normed(x, lambda s: (total(s) + block(C) - C) / max(C, 1)) * w),
+            "eps_on_scale": ("adds eps to the scale; it belongs under the root",
+                             x * (1 / np.sqrt(square) + EPS) * w),
+            "divided_by_w": ("divides by w; it should multiply", normed(x) / w),
+            "w_0": ("multiplies each column by w[0]", normed(x) * w[:1]),
+            "layernorm": ("subtracts the mean, which is LayerNorm", normed(x - mean(x)) * w),
+            "fp16_squares": ("squares in float16, where 256² is inf: convert to fp32 first",
+                             np.zeros_like(x)),
+            "no_scale": ("writes w times x, without the scale", x * w),
+            "scale_of_row_0": ("uses the scale of row 0 for every row",
+                               x / np.sqrt(square[:1] + EPS) * w)})
 
 
-def telling(want, mistakes):
-    """The mistakes that can be seen here: with one column, say, a sum is a mean."""
-    return {mistake: answer for mistake, answer in mistakes.items()
+def telling(name, want, rows):
+    """Of {mistake: (what the kernel does, what it gives)} those that can be seen here: with one
+    column, say, a sum is a mean."""
+    return {known: (f"{name} {phrase}", answer) for known, (phrase, answer) in rows.items()
             if not np.allclose(answer, want, rtol=2e-3, atol=0, equal_nan=True)}
 
 
 def of_sum(name, x, residual, w):
-    """{mistake: what it gives} in place of the RMSNorm of x + residual."""
-    total = x + residual
+    """{mistake: (sentence, what it gives)} in place of the RMSNorm of x + residual."""
+    s = x + residual
     with np.errstate(all="ignore"):
-        of_x, of_total = (np.sqrt((each * each).mean(-1, keepdims=True) + EPS)
-                          for each in (x, total))
-    return {f"{name} takes the scale from the sum, but multiplies x by it": x / of_total * w,
-            f"{name} takes the scale from x, and not from the sum": total / of_x * w,
-            f"{name} normalises x, and leaves the residual out": normed(x) * w,
-            f"{name} normalises the residual, and leaves x out": normed(residual) * w,
-            f"{name} stores the sum in y too": x + residual,
-            f"{name} adds the residual after the norm, not before it": normed(x) * w + residual,
-            **of_rms(name, total, w)}
+        of_x, of_s = (np.sqrt(mean(each * each) + EPS) for each in (x, s))
+        return telling(name, normed(s) * w, {
+            "x_times_scale": ("takes the scale from the sum, but multiplies x by it", x / of_s * w),
+            "scale_of_x": ("takes the scale from x, and not from the sum", s / of_x * w),
+            "residual_left_out": ("normalises x without the residual", normed(x) * w),
+            "x_left_out": ("normalises the residual without x", normed(residual) * w),
+            "sum_in_y": ("stores the sum in y too", s),
+            "added_after": ("adds the residual after the norm, not before it",
+                            normed(x) * w + residual)}) | of_rms(name, s, w)
 
 
 def of_layer(name, x, w, b):
+    """{mistake: (sentence, what it gives)} of a kernel that should give the LayerNorm of x."""
     C = x.shape[1]
-    m = x.mean(-1, keepdims=True)
+    m = mean(x)
+    d = x - m
     beyond = block(C) - C
-    root = np.sqrt(((x - m) ** 2).mean(-1, keepdims=True) + EPS)
     with np.errstate(divide="ignore", invalid="ignore"):
-        eps_outside = (x - m) / (np.sqrt(((x - m) ** 2).mean(-1, keepdims=True)) + EPS)
-        if C == 1:
-            eps_outside = np.zeros_like(x)          # 0 / EPS
-    return telling(normed(x - m) * w + b, {
-        f"{name} subtracts b; it is added": normed(x - m) * w - b,
-        f"{name} takes w for b and b for w": normed(x - m) * b + w,
-        f"{name} multiplies by 1 + w, as some models do; here it is w":
-            normed(x - m) * (1 + w) + b,
-        f"{name} divides by the mean square, not by its root": (x - m) / root**2 * w + b,
-        f"{name} multiplies by the root of the mean square; it should divide":
-            (x - m) * root * w + b,
-        f"{name} adds eps outside the root, not inside it": eps_outside * w + b,
-        f"{name} leaves out the mean of the squares: it divides by the root of their sum":
-            normed(x - m, lambda s: s.sum(-1, keepdims=True)) * w + b,
-        f"{name} takes the mean square over BLOCK columns; the row has C":
-            normed(x - m, lambda s: s.sum(-1, keepdims=True) / block(C)) * w + b,
-        f"{name} subtracts the sum of the row, not its mean": normed(x - m * C) * w + b,
-        f"{name} adds the mean; it should subtract it": normed(x + m) * w + b,
-        f"{name} subtracts the largest number; a norm subtracts the mean":
-            normed(x - x.max(-1, keepdims=True, initial=-np.inf)) * w + b,
-        f"in {name} the columns beyond the row are -mean, not 0, and count in the mean square":
-            normed(x - m, lambda s: s.mean(-1, keepdims=True) + beyond * m * m / C) * w + b,
-        f"{name} does not subtract the mean, which is RMSNorm plus b": normed(x) * w + b,
-        f"{name} subtracts the mean from what it sums, not from what it writes":
-            x / np.sqrt(((x - m) ** 2).mean(-1, keepdims=True) + EPS) * w + b,
-        f"{name} leaves out b": normed(x - m) * w,
-        f"{name} adds b before it multiplies by w": (normed(x - m) + b) * w,
-        f"{name} leaves out w": normed(x - m) + b,
-        f"{name} divides the sum of squares by C - 1; a norm takes the mean":
-            normed(x - m, lambda s: s.sum(-1, keepdims=True) / max(C - 1, 1)) * w + b,
-        f"{name} takes the mean over BLOCK columns; the row has C":
-            normed(x - m * C / block(C)) * w + b,
-        f"{name} leaves out eps, or takes it for the least that the mean square may be; eps is "
-        f"added": normed(x - m, eps=0 if C > 1 else EPS) * w + b,           # 0 / 0
-        f"{name} adds eps to each of BLOCK squares, and divides their sum by C":
-            normed(x - m, eps=EPS * block(C) / max(C, 1)) * w + b,
-        f"{name} multiplies by w before it squares": normed((x - m) * w) + b,
-        f"{name} takes the mean of row 0 for every row": normed(x - m[:1]) * w + b,
-        f"{name} writes only its first row":
-            np.where(np.arange(len(x))[:, None] > 0, 7, normed(x - m) * w + b),
-        f"{name} writes nothing": np.full_like(x, 7)})
+        return telling(name, normed(d) * w + b, of_norm(d, w, b) | {
+            "b_subtracted": ("subtracts b; it is added", normed(d) * w - b),
+            "w_and_b_swapped": ("takes w for b and b for w", normed(d) * b + w),
+            "sum_subtracted": ("subtracts the sum of the row, not its mean",
+                               normed(x - m * C) * w + b),
+            "mean_added": ("adds the mean; it should subtract it", normed(x + m) * w + b),
+            "mean_over_block": ("takes the mean of the row over BLOCK columns; the row has C",
+                                normed(x - m * C / block(C)) * w + b),
+            "mean_of_row_0": ("uses the mean of row 0 for every row", normed(x - m[:1]) * w + b),
+            "largest_subtracted": ("subtracts the largest number; a norm subtracts the mean",
+                                   normed(x - x.max(-1, keepdims=True, initial=-np.inf)) * w + b),
+            "minus_mean_past_row": (
+                "leaves -mean instead of 0 beyond the row, and it counts in the mean square",
+                normed(d, lambda s: mean(s) + beyond * m * m / C) * w + b),
+            "no_mean": ("does not subtract the mean, which is RMSNorm plus b", normed(x) * w + b),
+            "mean_in_result": ("subtracts the mean for the sum of squares, but not in the result",
+                               x / np.sqrt(mean(d * d) + EPS) * w + b),
+            "no_b": ("leaves out b", normed(d) * w),
+            "b_before_w": ("adds b before it multiplies by w", (normed(d) + b) * w)})
 
 
 def at(index):
@@ -199,23 +193,35 @@ def economical(name, launch, reads, writes, weights, what):
     """Bytes asked for, in sizes of x, are the least; requests want all that they move."""
     for op, times, verb in (("load", reads, "reads"), ("store", writes, "writes")):
         got = (launch.bytes(op) - (weights if op == "load" else 0)) / what.nbytes
-        assert got <= times, (
-            f"{name} {verb} {got:g} times the size of x, {times} are enough: what has been loaded "
-            f"or computed is still in registers")
+        assert got <= times, mistake(
+            "read_again" if op == "load" else "written_again",
+            f"{name} {verb} {got:g} times the size of x; {times} is enough. What you have loaded "
+            f"or computed is still in registers.")
         counts = launch.memory("global", op)
-        assert counts["transactions"] == counts["ideal"], (
-            f"{name}: a {op} of a warp touches {launch.sectors_per_request(op):g} sectors, "
-            f"{counts['ideal'] / counts['requests']:g} are enough: neighbouring threads should "
-            f"take neighbouring columns")
+        assert counts["transactions"] == counts["ideal"], mistake(
+            "far_apart", f"{name}: one {op} request touches {launch.sectors_per_request(op):g} "
+            f"sectors; {counts['ideal'] / counts['requests']:g} are enough. Give neighbouring "
+            f"threads neighbouring columns.")
+
+
+def start(subject, name, x, *args):
+    """The launch of one program a row; args: after x, before C."""
+    with same_report("reads_past_row", kind="out_of_bounds", array="x"), \
+            same_report("writes_past_row", kind="out_of_bounds", array="y"), \
+            same_report("beyond_w", "One w, of C numbers, serves all rows: load w + c, masked.",
+                        kind="out_of_bounds", array="w"), \
+            same_report("one_row_of_y", "Every program stores y in row 0: `row` is missing in the "
+                        "address.", kind="race", array="y"):
+        return subject.launch(name, len(x), args=(x, *args, x.shape[1], EPS),
+                              BLOCK=block(x.shape[1]))
 
 
 # ---- RMSNorm
 
 
 def run_rmsnorm(subject, x, w):
-    y = sevens(x)
-    C = x.shape[1]
-    return y, subject.launch("rmsnorm_triton", len(x), args=(x, w, y, C, EPS), BLOCK=block(C))
+    y = x.new_full(x.shape, 7)
+    return y, start(subject, "rmsnorm_triton", x, w, y)
 
 
 @pytest.mark.parametrize("T, C, dtype", SIZES)
@@ -253,10 +259,8 @@ def test_rmsnorm_triton__work(subject, reference, rng):
 
 
 def run_add_rmsnorm(subject, x, residual, w):
-    y, total, C = sevens(x), sevens(x), x.shape[1]
-    launch = subject.launch("add_rmsnorm_triton", len(x),
-                            args=(x, residual, w, y, total, C, EPS), BLOCK=block(C))
-    return y, total, launch
+    y, s = x.new_full(x.shape, 7), x.new_full(x.shape, 7)
+    return y, s, start(subject, "add_rmsnorm_triton", x, residual, w, y, s)
 
 
 def test_predict_bytes_ratio(subject, reference, rng):
@@ -267,51 +271,52 @@ def test_predict_bytes_ratio(subject, reference, rng):
                    for launch in (norm, fused))
     add = 3 * x.nbytes
     got = subject.predict_bytes_ratio()
-    assert isinstance(got, (int, float)), f"a prediction is a number, got {got!r}"
-    why = {5 / 3: "5/3 would hold for a kernel that gives only y; the next add needs the sum",
-           3 / 2: "3/2 compares only the reads; both also write",
-           2: "2 counts launches; count the arrays that each reads and writes",
-           fused / (add + norm): "that is the other way round"}
-    guess = next((text for value, text in why.items() if abs(got - value) < 0.01),
-                 "count the arrays that are read and written: by the add, the norm, the one kernel")
-    assert abs(got - (add + norm) / fused) < 0.01, (
-        f"bytes of two launches over bytes of one: {got:g} is not what the counters say; {guess}")
+    assert isinstance(got, (int, float)), mistake(
+        "no_number", f"predict_bytes_ratio: expected a number, got {got!r}")
+    rows = {5 / 3: ("one_result", "5/3 is right for a kernel that writes only y; but the next "
+                                  "addition needs the sum."),
+            3 / 2: ("reads_alone", "3/2 compares only the reads; both also write."),
+            2: ("launches_counted", "2 counts launches; count the arrays that each moves."),
+            fused / (add + norm): ("upside_down", "Two launches move more than one.")}
+    known, why = next((row for value, row in rows.items() if abs(got - value) < 0.01), (
+        "other", "Count the arrays that the addition, the norm and the one kernel read and write."))
+    assert abs(got - (add + norm) / fused) < 0.01, mistake(
+        known, f"bytes of two launches ÷ bytes of one: the simulator does not count {got:g}. {why}",
+        why)
 
 
 @pytest.mark.parametrize("T, C, dtype", SIZES)
 def test_add_rmsnorm_triton(subject, agree, rng, T, C, dtype):
     name = "add_rmsnorm_triton"
-    (x, residual, w, _), given = inputs(rng, T, C, dtype, count=2)
-    xt, rt, wt, _ = given
-    y, total, _ = run_add_rmsnorm(subject, xt, rt, wt)
+    (x, residual, w, _), (xt, rt, wt, _) = inputs(rng, T, C, dtype, count=2)
+    y, s, _ = run_add_rmsnorm(subject, xt, rt, wt)
     what = f"{name}, {T} row(s) of {C} {dtype}"
-    mistakes = of_sum(name, x, residual, w)
-    sums = {f"{name} stores y in total; the next add needs the sum": normed(x + residual) * w,
-            f"{name} does not store the sum": np.full_like(x, 7),
-            f"{name} stores x in total, without the residual": x,
-            f"{name} subtracts the residual; it is added": x - residual,
-            f"{name} adds row 0 of the residual to every row: its address lacks `row`":
-                x + residual[:1],
-            f"{name} adds row 0 of x to every row: its address lacks `row`": x[:1] + residual,
-            f"{name} writes only its first row":
-                np.where(np.arange(len(x))[:, None] > 0, 7, x + residual),
-            f"in {name} every program loads row 0: an address lacks `row`":
-                np.broadcast_to((x + residual)[:1], x.shape),
-            f"{name} stores the normalised x plus the residual": normed(x) * w + residual}
-    agree(total, x + residual, dtype, f"{what}: total", at, telling(x + residual, sums))
-    agree(y, normed(total.double().numpy()) * w, dtype, f"{what}: y", at, mistakes)
-    agree(xt, x, "exact", f"{what}: x after the launch, an input", at)
-    agree(rt, residual, "exact", f"{what}: residual after the launch, an input", at)
+    sums = telling(name, x + residual, {
+        "y_in_total": ("stores y in total; the next addition needs the sum",
+                       normed(x + residual) * w),
+        "sum_not_stored": ("does not store the sum", np.full_like(x, 7)),
+        "x_alone_stored": ("stores x in total, without the residual", x),
+        "residual_subtracted": ("subtracts the residual; it is added", x - residual),
+        "residual_row_0": ("adds row 0 of the residual to every row: `row` is missing in its "
+                           "address", x + residual[:1]),
+        "x_row_0": ("adds row 0 of x to every row: `row` is missing in its address",
+                    x[:1] + residual),
+        "first_row_only": ("writes only its first row", first_row(x + residual)),
+        "row_0_read": ("loads row 0 in every program: `row` is missing in an address",
+                       np.broadcast_to((x + residual)[:1], x.shape)),
+        "added_after": ("stores the normalised x plus the residual", normed(x) * w + residual)})
+    agree(s, x + residual, dtype, f"{what}: total", at, sums)
+    agree(y, normed(s.double().numpy()) * w, dtype, f"{what}: y", at, of_sum(name, x, residual, w))
 
 
 def test_add_rmsnorm_triton__hard_rows(subject, agree, rng):
     name = "add_rmsnorm_triton"
     for what, (dtype, generator) in HARD.items():
         (x, residual, w, _), (xt, rt, wt, _) = inputs(rng, 3, 300, dtype, generator, count=2)
-        y, total, _ = run_add_rmsnorm(subject, xt, rt, wt)
+        y, s, _ = run_add_rmsnorm(subject, xt, rt, wt)
         with np.errstate(all="ignore"):
-            agree(total, x + residual, dtype, f"{name}, {what}: total", at)
-            agree(y, normed(total.double().numpy()) * w, dtype, f"{name}, {what}: y", at,
+            agree(s, x + residual, dtype, f"{name}, {what}: total", at)
+            agree(y, normed(s.double().numpy()) * w, dtype, f"{name}, {what}: y", at,
                   of_sum(name, x, residual, w))
 
 
@@ -319,12 +324,15 @@ def test_add_rmsnorm_triton__rounded_once(subject, rng):
     name = "add_rmsnorm_triton"
     for dtype in SHORT:
         (x, residual, w, _), (xt, rt, wt, _) = inputs(rng, 3, 500, dtype, count=2)
-        y, total, _ = run_add_rmsnorm(subject, xt, rt, wt)
+        y, s, _ = run_add_rmsnorm(subject, xt, rt, wt)
         what = f"3 sums of 500 {dtype}"
-        rounded_once(total, x + residual, f"total of {name}", what)
-        wants = [normed(s) * w for s in (total.double().numpy(), x + residual)]     # either will do
-        want = min(wants, key=lambda want: np.abs(y.double().numpy() - want).sum())
-        rounded_once(y, want, f"y of {name}", what)
+        rounded_once(s, x + residual, f"total of {name}", what)
+        of_total, of_sum_itself = (np.abs(y.double().numpy() - normed(each) * w).sum()
+                                   for each in (s.double().numpy(), x + residual))
+        assert of_total < of_sum_itself, mistake(
+            "unrounded_sum", f"{name}, {what}: y is the norm of the sum before it is rounded. Use "
+            f"the sum as it is stored, as a separate norm would read it.")
+        rounded_once(y, normed(s.double().numpy()) * w, f"y of {name}", what)
 
 
 def test_add_rmsnorm_triton__work(subject, reference, rng):
@@ -338,8 +346,8 @@ def test_add_rmsnorm_triton__work(subject, reference, rng):
 
 
 def run_layernorm(subject, x, w, b):
-    y, C = sevens(x), x.shape[1]
-    return y, subject.launch("layernorm_triton", len(x), args=(x, w, b, y, C, EPS), BLOCK=block(C))
+    y = x.new_full(x.shape, 7)
+    return y, start(subject, "layernorm_triton", x, w, b, y)
 
 
 @pytest.mark.parametrize("T, C, dtype", SIZES)
@@ -348,9 +356,8 @@ def test_layernorm_triton(subject, agree, rng, T, C, dtype):
     x += 3                                      # a mean that cannot be overlooked
     xt, wt, bt = tensors(dtype, x, w, b)
     got, _ = run_layernorm(subject, xt, wt, bt)
-    agree(got, normed(x - x.mean(-1, keepdims=True)) * w + b, dtype,
-          f"layernorm_triton, {T} row(s) of {C} {dtype}", at,
-          of_layer("layernorm_triton", x, w, b))
+    agree(got, normed(x - mean(x)) * w + b, dtype, f"layernorm_triton, {T} row(s) of {C} {dtype}",
+          at, of_layer("layernorm_triton", x, w, b))
 
 
 def test_layernorm_triton__hard_rows(subject, agree, rng):
@@ -359,11 +366,11 @@ def test_layernorm_triton__hard_rows(subject, agree, rng):
         (x, w, b), (xt, wt, bt) = inputs(rng, 3, 300, dtype, generator)
         got, _ = run_layernorm(subject, xt, wt, bt)
         with np.errstate(all="ignore"):
-            want = normed(x - x.mean(-1, keepdims=True)) * w + b
+            want = normed(x - mean(x)) * w + b
             mistakes = of_layer(name, x, w, b)
         if what == "rows around 100":            # right to three digits, and no better
-            mistakes[f"{name} takes the mean square minus the squared mean, two large numbers of "
-                     "which little is left"] = want
+            mistakes["shortcut"] = (f"{name} computes mean(x²) - mean(x)²: two large, almost equal "
+                                    f"numbers, whose difference is rounding error", want)
         agree(got, want, dtype, f"{name}, {what}", at, mistakes)
 
 
@@ -371,7 +378,7 @@ def test_layernorm_triton__rounded_once(subject, rng):
     for dtype in SHORT:
         (x, w, b), (xt, wt, bt) = inputs(rng, 3, 500, dtype)
         got, _ = run_layernorm(subject, xt, wt, bt)
-        rounded_once(got, normed(x - x.mean(-1, keepdims=True)) * w + b, "layernorm_triton",
+        rounded_once(got, normed(x - mean(x)) * w + b, "layernorm_triton",
                      f"3 rows of 500 {dtype}")
 
 
@@ -389,25 +396,24 @@ def test_layernorm_triton__work(subject, reference, rng):
 def test_every_launcher(subject, agree, rng, C):
     """The last two lengths are too long for shared memory, and for a program."""
     (x, residual, w, b), (xt, rt, wt, bt) = inputs(rng, 2, C, "float32", count=2)
-    total = x + residual
-    agree(subject.layernorm(xt, wt, bt, EPS), normed(x - x.mean(-1, keepdims=True)) * w + b,
-          "float32", f"layernorm, rows of {C}", at)
+    s = x + residual
+    agree(subject.layernorm(xt, wt, bt, EPS), normed(x - mean(x)) * w + b, "float32",
+          f"layernorm, rows of {C}", at)
     for name in ("rmsnorm", "rmsnorm_cuda", "rmsnorm_torch"):
         agree(getattr(subject, name)(xt, wt, EPS), normed(x) * w, "float32",
               f"{name}, rows of {C}", at)
     for name in ("add_rmsnorm", "add_rmsnorm_cuda", "add_rmsnorm_torch"):
         y, new = getattr(subject, name)(xt, rt, wt, EPS)
-        agree(y, normed(total) * w, "float32", f"y of {name}, rows of {C}", at)
-        agree(new, total, "float32", f"the residual of {name}, rows of {C}", at)
+        agree(y, normed(s) * w, "float32", f"y of {name}, rows of {C}", at)
+        agree(new, s, "float32", f"the residual of {name}, rows of {C}", at)
 
 
 def test_layernorm_of_a_long_row_around_100(subject, agree, rng):
     """Its blocks of columns have means of their own, which must be merged without cancellation."""
     x = 100 + rng.standard_normal((1, 33_000)) + np.linspace(-1, 1, 33_000)
     w, b = np.ones(33_000), np.zeros(33_000)
-    given = tensors("float32", x, w, b)
-    agree(subject.layernorm(*given, EPS), normed(x - x.mean(-1, keepdims=True)), "float32",
-          "layernorm of a long row around 100", at)
+    got = subject.layernorm(*tensors("float32", x, w, b), EPS)
+    agree(got, normed(x - mean(x)), "float32", "layernorm of a long row around 100", at)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -452,8 +458,8 @@ def test_gradients_in_16_bits(subject, agree, rng, dtype):
     _, (x, g, w, _) = inputs(rng, 3, 100, dtype, count=2)
     doubles = [a.double().requires_grad_() for a in (x, w)]
     want = torch.autograd.grad(rms_norm(doubles[0], (100,), doubles[1], EPS), doubles, g.double())
-    found = subject.grad("rmsnorm", (x.requires_grad_(), w.requires_grad_(), EPS), g)
-    for i, (got, right) in enumerate(zip(found, want, strict=True)):
+    gradients = subject.grad("rmsnorm", (x.requires_grad_(), w.requires_grad_(), EPS), g)
+    for i, (got, right) in enumerate(zip(gradients, want, strict=True)):
         assert got.dtype == x.dtype
         agree(got, right.numpy(), dtype, f"gradient of rmsnorm for argument {i}")
 
@@ -466,8 +472,8 @@ def test_nothing_to_do(subject, T, C):
     assert subject.layernorm(x, w, w, EPS).shape == (T, C)
     for suffix in ("", "_cuda"):
         assert getattr(subject, f"rmsnorm{suffix}")(x, w, EPS).shape == (T, C)
-        found = getattr(subject, f"add_rmsnorm{suffix}")(x, x, w, EPS)
-        assert [a.shape for a in found] == [(T, C)] * 2
+        pair = getattr(subject, f"add_rmsnorm{suffix}")(x, x, w, EPS)
+        assert [a.shape for a in pair] == [(T, C)] * 2
 
 
 def test_squares_that_overflow_give_zeros_as_in_torch(subject):
@@ -483,7 +489,7 @@ def test_what_the_launchers_refuse(subject):
     import torch
 
     x, w = torch.ones(4, 6), torch.ones(6)
-    for given, says in (((torch.ones(6), w), "x has shape (6,)"),
+    for pair, words in (((torch.ones(6), w), "x has shape (6,)"),
                         ((x.double(), w), "x is torch.float64"),
                         ((x, w.half()), "w is torch.float16"),
                         ((x, torch.ones(5)), "w has shape (5,)"),
@@ -492,8 +498,8 @@ def test_what_the_launchers_refuse(subject):
                         ((x, torch.ones(12)[::2]), "w has strides (2,)")):
         for launcher in (subject.rmsnorm, subject.rmsnorm_cuda):
             with pytest.raises(Raised) as refusal:
-                launcher(*given, EPS)
-            assert says in refusal.value.text
+                launcher(*pair, EPS)
+            assert words in refusal.value.text
     for launcher in (subject.add_rmsnorm, subject.add_rmsnorm_cuda):
         with pytest.raises(Raised) as refusal:
             launcher(x, torch.ones(4, 5), w, EPS)
@@ -501,7 +507,7 @@ def test_what_the_launchers_refuse(subject):
     with pytest.raises(Raised) as refusal:
         subject.rmsnorm_cuda(torch.ones(1, 12_001), torch.ones(12_001), EPS,
                              "rmsnorm_one_read_cuda")
-    assert "at most 12000" in refusal.value.text
+    assert "at most 12,000" in refusal.value.text
 
 
 def test_oracles_are_torchs(subject, rng):
@@ -541,13 +547,7 @@ def test_every_kernel_on_the_device(T, C):
     import torch
     from torch.nn.functional import layer_norm, rms_norm
 
-    from layer1_kernels import (
-        add_rmsnorm,
-        add_rmsnorm_cuda,
-        layernorm,
-        rmsnorm,
-        rmsnorm_cuda,
-    )
+    from layer1_kernels import add_rmsnorm, add_rmsnorm_cuda, layernorm, rmsnorm, rmsnorm_cuda
 
     x, residual = (torch.randn(T, C, device="cuda") for _ in range(2))
     w, b = (torch.randn(C, device="cuda") for _ in range(2))

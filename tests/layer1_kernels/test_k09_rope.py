@@ -1,12 +1,11 @@
 """Graders of k09. q and k are in an array of more heads; the others must stay unchanged."""
 
-import itertools
-
 import numpy as np
 import pytest
 
 from lab.judge.adversarial import VALUES, shifted
 from lab.judge.compare import rounded_once
+from lab.judge.mistakes import mistake, same_report
 from lab.judge.pace import numbers, whole
 from lab.judge.subject import Raised
 from lab.judge.work import same_work
@@ -16,7 +15,7 @@ SIZES = [(5, 3, 2, 10, "float32"), (1, 1, 1, 2, "float32"), (3, 5, 1, 64, "float
          (4, 2, 2, 34, "bfloat16")]                                 # T, H, G, D, dtype
 HARD = {                                        # words: a generator of heads
     "numbers around -3000": lambda rng, shape: shifted(rng, shape, -3000.0),
-    "only numbers below 0": VALUES["negative"],
+    "negative numbers only": VALUES["negative"],
     "tokens of very different sizes": VALUES["uneven"],
     "0 and -0 among the numbers": VALUES["signed_zeros"],
     "numbers of 1e-40": VALUES["denormal"],
@@ -34,16 +33,20 @@ def angles(room, D, theta=THETA):               # -> 2 × (room, D//2), as float
 
 def turned(x, c, s):                            # (T, H, D), 2 × (T, 1, D//2) -> (T, H, D)
     a, b = np.split(x, 2, axis=-1)
-    return np.concatenate((a * c - b * s, b * c + a * s), axis=-1)
+    return halves(a * c - b * s, b * c + a * s)
+
+
+def halves(first, second):
+    return np.concatenate((first, second), axis=-1)
 
 
 def tensor(array, dtype):
     """A CPU tensor of dtype; the array is rounded to it, so that oracles start from the same."""
     import torch
 
-    found = torch.from_numpy(array.astype(np.float32)).to(getattr(torch, dtype))
-    array[...] = found.double().numpy()
-    return found
+    rounded = torch.from_numpy(array.astype(np.float32)).to(getattr(torch, dtype))
+    array[...] = rounded.double().numpy()
+    return rounded
 
 
 def inputs(rng, T, H, G, D, dtype, generator=None):
@@ -58,58 +61,58 @@ def inputs(rng, T, H, G, D, dtype, generator=None):
     return both, x, cos, sin, positions, [torch.from_numpy(a) for a in (cos, sin, positions)]
 
 
+def named(name, rows):
+    """{mistake: (sentence, what it gives)}, each sentence with the kernel as its subject."""
+    return {known: (f"{name} {phrase}", answer) for known, (phrase, answer) in rows.items()}
+
+
 def mistakes_of(name, both, until, cos, sin, positions, way=1):
-    """(what is right, {mistake: what it gives}), of turning the first `until` heads."""
+    """(what is right, {mistake: (sentence, what it gives)}): `until` heads of a token rotated."""
     c, s = cos[positions, None].astype(np.float64), way * sin[positions, None].astype(np.float64)
     T, _, D = both.shape
     x = both[:, :until]
     a, b = np.split(x, 2, axis=-1)
-    new = a * c - b * s
+    new, old = a * c - b * s, b * c + a * s         # of the first half, of the second
     pairs = np.empty_like(x)
     pairs[..., ::2] = x[..., ::2] * c - x[..., 1::2] * s
     pairs[..., 1::2] = x[..., 1::2] * c + x[..., ::2] * s
-
-    def whole(part):
-        return np.concatenate((part, both[:, until:]), axis=1)
-
-    own = cos[:T, None], way * sin[:T, None]
     flat = [table.reshape(-1)[positions[:, None] + np.arange(D // 2)][:, None] for table in
             (cos, way * sin)]
-    old = b * c + a * s
-    wrong = {
-        f"{name} adds b · s in the first half; it is subtracted":
-            np.concatenate((a * c + b * s, old), axis=-1),
-        f"{name} subtracts a · s in the second half; it is added":
-            np.concatenate((new, b * c - a * s), axis=-1),
-        f"{name} makes a · c + b · s of the second half; it is b · c + a · s":
-            np.concatenate((new, a * c + b * s), axis=-1),
-        f"{name} takes the first half for b and the second for a":
-            np.concatenate((b * c - a * s, a * c + b * s), axis=-1),
-        f"{name} stores each half where the other was": np.concatenate((old, new), axis=-1),
-        f"{name} multiplies by cos alone, and leaves sin out": turned(x, c, 0),
-        f"{name} takes cos for sin too": turned(x, c, c),
-        f"{name} takes sin for cos too": turned(x, s, s),
-        f"{name} takes the angles from number p + d of the tables on; those of position p begin at "
-        f"p * half": turned(x, *flat),
-        f"{name} makes the second half from the first half as already turned; load both halves "
-        f"before a store": np.concatenate((new, b * c + new * s), axis=-1),
-        f"{name} turns the other way": turned(x, c, -s),
-        f"{name} pairs neighbours, 0 with 1, 2 with 3; here number d goes with number d + D/2":
-            pairs,
-        f"{name} takes the angles of row t; the token's position is positions[t]":
-            turned(x, *own),
-        f"{name} takes cos for sin and sin for cos": turned(x, s, c),
-        f"{name} writes only the first half": np.concatenate((new, b), axis=-1),
-        f"{name} turns only the first token":
-            np.concatenate((turned(x, c, s)[:1], x[1:])),
-        f"{name} turns only the first head of each token":
-            np.concatenate((turned(x, c, s)[:, :1], x[:, 1:]), axis=1),
-        f"{name} turns every token by the angles of the first":
-            turned(x, c[:1], s[:1]),
-        f"{name} changes nothing": x}
-    want = whole(turned(x, c, s))
-    return want, {text: whole(got) for text, got in wrong.items()
-                  if not np.allclose(whole(got), want, rtol=2e-3, atol=0, equal_nan=True)}
+    right = turned(x, c, s)
+    rows = {
+        "first_added": ("adds b · s in the first half; subtract it", halves(a * c + b * s, old)),
+        "second_subtracted": ("subtracts a · s in the second half; add it",
+                              halves(new, b * c - a * s)),
+        "second_mixed": ("makes a · c + b · s of the second half; it is b · c + a · s",
+                         halves(new, a * c + b * s)),
+        "halves_taken_swapped": ("takes the first half for b and the second for a",
+                                 halves(b * c - a * s, a * c + b * s)),
+        "halves_stored_swapped": ("stores each half in the place of the other", halves(old, new)),
+        "no_sin": ("multiplies by cos alone, and leaves sin out", turned(x, c, 0)),
+        "cos_for_sin": ("takes cos for sin too", turned(x, c, c)),
+        "sin_for_cos": ("takes sin for cos too", turned(x, s, s)),
+        "cos_and_sin_swapped": ("swaps cos and sin", turned(x, s, c)),
+        "p_plus_d": ("uses number p + d of the tables; position p starts at p * half",
+                     turned(x, *flat)),
+        "first_half_overwritten": (
+            "computes the second half from the first half after it was overwritten; load both "
+            "halves before you store", halves(new, b * c + new * s)),
+        "other_way": ("rotates the other way: check the signs", turned(x, c, -s)),
+        "neighbours": ("pairs neighbours (0 with 1); number d goes with number d + D/2", pairs),
+        "row_t": ("uses the angles of row t; use the row positions[t]",
+                  turned(x, cos[:T, None], way * sin[:T, None])),
+        "first_position": ("gives every token the angles of the first", turned(x, c[:1], s[:1])),
+        "first_half_only": ("writes only the first half", halves(new, b)),
+        "first_token_only": ("rotates only the first token", np.concatenate((right[:1], x[1:]))),
+        "first_head_only": ("rotates only the first head of each token",
+                            np.concatenate((right[:, :1], x[:, 1:]), axis=1)),
+        "nothing_changed": ("changes nothing", x)}
+    want, *answers = (np.concatenate((part, both[:, until:]), axis=1)
+                      for part in (right, *(answer for _, answer in rows.values())))
+    return want, named(name, {
+        known: (phrase, answer) for (known, (phrase, _)), answer in zip(
+            rows.items(), answers, strict=True)
+        if not np.allclose(answer, want, rtol=2e-3, atol=0, equal_nan=True)})
 
 
 def at(index):
@@ -129,31 +132,36 @@ def block(number):
 def test_rope_angles(subject, agree, room, D, theta):
     p, d = np.arange(room)[:, None], np.arange(D // 2)
     cos, sin = subject.rope_angles(room, D, theta)
-    right = p * theta ** (-2.0 * d / D)
-    wrong = {"the exponent has lost its sign: later pairs turn slower": p * theta ** (2.0 * d / D),
-             "the exponent is d/D; it is 2d/D": p * theta ** (-1.0 * d / D),
-             "the exponent is 4d/D; it is 2d/D": p * theta ** (-4.0 * d / D),
-             "the exponent is a whole number: it is divided by //": p * theta ** (-2.0 * d // D),
-             "the exponent is 2d/(D - 2), so that the last pair has -1; it is 2d/D":
-                 p * theta ** (-1.0 * d / max(D // 2 - 1, 1)),
-             "the exponent of the first pair is 2/D; it is 0": p * theta ** (-2.0 * (d + 1) / D),
-             "theta is ignored, and is always 10,000": p * 10_000 ** (-2.0 * d / D),
-             "the angle is multiplied by 2π; a speed is in radians": right * 2 * np.pi,
-             "the angle is taken for degrees; it is in radians": np.deg2rad(right),
-             "all pairs turn equally fast": p + 0.0 * d,
-             "the positions begin at 1; the first is 0, which turns nothing":
-                 (p + 1) * theta ** (-2.0 * d / D)}
+    speed = theta ** (-2.0 * d / D)
+    right = p * speed
+    coarse = "computed in float32, which is too coarse for large angles; use float64"
+    wrong = {
+        "sign_lost": ("the exponent lacks its minus sign: later pairs must turn more slowly",
+                      p / speed),
+        "d_over_D": ("the exponent is d/D; it is 2d/D", p * theta ** (-1.0 * d / D)),
+        "4d_over_D": ("the exponent is 4d/D; it is 2d/D", p * theta ** (-4.0 * d / D)),
+        "whole_exponent": ("the exponent is a whole number: it is divided by //",
+                           p * theta ** (-2.0 * d // D)),
+        "last_pair": ("the exponent is 2d/(D - 2), so that the last pair has -1; it is 2d/D",
+                      p * theta ** (-1.0 * d / max(D // 2 - 1, 1))),
+        "pairs_from_1": ("the exponent of the first pair is 2/D; it is 0",
+                         p * theta ** (-2.0 * (d + 1) / D)),
+        "theta_ignored": ("theta is ignored, and is always 10,000", p * 10_000 ** (-2.0 * d / D)),
+        "times_2_pi": ("the angle is multiplied by 2π; a speed is in radians", right * 2 * np.pi),
+        "degrees": ("the angle is taken for degrees; it is in radians", np.deg2rad(right)),
+        "same_speed": ("all pairs turn at the same speed", p + 0.0 * d),
+        "from_position_1": ("positions start at 1; the first position is 0 and is not rotated",
+                            (p + 1) * speed),
+        "short_speeds": (f"speeds and angles are {coarse}", (
+            p.astype(np.float32) * speed.astype(np.float32)).astype(float)),
+        "short_angles": (f"angles are {coarse}", right.astype(np.float32).astype(float))}
     for name, got, function in (("cos", cos, np.cos), ("sin", sin, np.sin)):
-        cases = {mistake: function(angle) for mistake, angle in wrong.items()}
-        cases["the angle itself is returned"] = right
+        cases = {known: (sentence, function(angle)) for known, (sentence, angle) in wrong.items()}
+        cases["no_function"] = "the angle itself is returned", right
         if name == "cos":
-            cases["cos and sin are swapped, or sin is returned for both"] = np.sin(right)
+            cases["swapped"] = "cos and sin are swapped, or sin is returned for both", np.sin(right)
         else:                                       # cos is right
-            cases["cos is returned for sin too"] = np.cos(right)
-        short = "angles are float32, which has no digits left after the point of a large one"
-        cases[f"speeds and {short}"] = function(
-            (p.astype(np.float32) * (theta ** (-2.0 * d / D)).astype(np.float32)).astype(float))
-        cases[short] = function(right.astype(np.float32).astype(float))
+            cases["cos_twice"] = "cos is returned for sin too", np.cos(right)
         agree(got, function(right), "float32", f"{name}, {room} positions, D = {D}",
               lambda i: f"position {i[0]}, pair {i[1]}", cases)
 
@@ -169,9 +177,11 @@ def test_rope_angles__unseen(unseen, rng):
 def run_heads(subject, x, heads, tables, **meta):
     """On the first `heads` heads of each token."""
     T, _, D = x.shape
-    return subject.launch("rope_heads_triton", T * heads, args=(
-        x[:, :heads], *tables, x.stride(0), x.stride(1), heads, D // 2), BLOCK=block(D // 2),
-        **meta)
+    with same_report("past_half", "A load has no mask: it takes BLOCK numbers, and half of a head "
+                     "has `half`.", kind="out_of_bounds", array="x"):
+        return subject.launch("rope_heads_triton", T * heads, args=(
+            x[:, :heads], *tables, x.stride(0), x.stride(1), heads, D // 2), BLOCK=block(D // 2),
+            **meta)
 
 
 def test_rope_heads_triton__apart(subject, agree, rng):
@@ -183,20 +193,20 @@ def test_rope_heads_triton__apart(subject, agree, rng):
     c, s = cos[positions], sin[positions]
 
     def second_half_at(begin):
-        found = both.copy().reshape(T, -1)
-        a, b = found[:, :half].copy(), found[:, begin:begin + half].copy()
-        found[:, :half] = a * c - b * s
-        found[:, begin:begin + half] = b * c + a * s
-        return found.reshape(both.shape)
+        heads = both.copy().reshape(T, -1)
+        a, b = heads[:, :half].copy(), heads[:, begin:begin + half].copy()
+        heads[:, :half] = a * c - b * s
+        heads[:, begin:begin + half] = b * c + a * s
+        return heads.reshape(both.shape)
 
     agree(x, want, "float32", f"{name}, {T} tokens, the first of 4 heads of {D} float32, "
-          f"BLOCK = {BLOCK}", at,
-          {f"{name} takes the second half to begin BLOCK numbers after the first; it begins `half` "
-           f"after it": second_half_at(BLOCK),
-           f"{name} takes the second half to begin a whole head after the first; it begins `half` "
-           f"after it": second_half_at(D),
-           f"{name} takes the number after it for the second of a pair; that is `half` after it":
-               second_half_at(1), **mistakes})
+          f"BLOCK = {BLOCK}", at, mistakes | named(name, {
+              "half_is_block": ("takes the second half to start BLOCK numbers after the first; it "
+                                "starts `half` after it", second_half_at(BLOCK)),
+              "half_is_head": ("takes the second half to start a whole head after the first; it "
+                               "starts `half` after it", second_half_at(D)),
+              "half_is_1": ("takes the next number for the second of a pair; that is `half` after "
+                            "it", second_half_at(1))}))
 
 
 @pytest.mark.parametrize("T, H, G, D, dtype", SIZES)
@@ -223,8 +233,7 @@ def test_rope_heads_triton__rounded_once(subject, rng):
         both, x, cos, sin, positions, tables = inputs(rng, 4, 3, 1, 64, dtype)
         want, _ = mistakes_of("rope_heads_triton", both, 3, cos, sin, positions)
         run_heads(subject, x, 3, tables)
-        rounded_once(x[:, :3], want[:, :3], "rope_heads_triton",
-                     f"4 tokens of 3 heads of 64 {dtype}")
+        rounded_once(x[:, :3], want[:, :3], "rope_heads_triton", f"4 tokens, 3 heads of 64 {dtype}")
 
 
 def test_rope_heads_triton__work(subject, reference, rng):
@@ -240,22 +249,29 @@ def economical(name, launch, heads, turns, D):
     for op, least, verb in (("load", (heads + turns) * head + turns, "reads"),
                             ("store", heads * head, "writes")):
         got = launch.memory("global", op)["transactions"]
-        assert got <= least, (
-            f"{name} {verb} {got} sectors, {least} are enough: each number of a head once" +
-            (", the position, and its angles once a program" if op == "load" else ""))
+        assert got <= least, mistake(
+            "read_again" if op == "load" else "written_again",
+            f"{name} {verb} {got} sectors; {least} are enough: each number of a head once" +
+            (", and the position and the angles once per program" if op == "load" else ""))
 
 
 # ---- both arrays in one launch
 
 
 def run_rope(subject, x, H, G, tables, way=1, heads=None, **meta):
-    q, k = x[:, :H], x[:, H:H + G]
     heads = heads or block(H + G)
     T, _, D = x.shape
-    grid = T * -(-(H + G) // heads)
-    return subject.launch("rope_triton", grid, args=(
-        q, k, *tables, q.stride(0), q.stride(1), k.stride(0), k.stride(1), H, G, D // 2),
-        WAY=way, HEADS=heads, BLOCK=block(D // 2), **meta)
+    return start_rope(subject, T * -(-(H + G) // heads), x[:, :H], x[:, H:H + G], tables, H, G,
+                      D // 2, WAY=way, HEADS=heads, BLOCK=block(D // 2), **meta)
+
+
+def start_rope(subject, grid, q, k, tables, H, G, half, **meta):
+    with same_report("heads_past_last", "A program has room for HEADS heads, and a token has "
+                     "H + G.", kind="out_of_bounds", array="k"), \
+            same_report("k_stride", "Tokens of k are k_row numbers apart, not q_row.", kind="race",
+                        array="k"):
+        return subject.launch("rope_triton", grid, args=(
+            q, k, *tables, *q.stride()[:2], *k.stride()[:2], H, G, half), **meta)
 
 
 def test_predict_bytes_ratio(subject, reference, rng):
@@ -270,17 +286,18 @@ def test_predict_bytes_ratio(subject, reference, rng):
 
         want, n = moved(naive, 2 * (H + G)) / moved(one, 2), H + G
         got = subject.predict_bytes_ratio(H, G)
-        assert isinstance(got, (int, float)), f"a prediction is a number, got {got!r}"
-        why = {2 * n / (n + 1): "that would be so if nothing were written; the heads are",
-               1.5: "1.5 leaves out that the one kernel must load the angles too, once",
-               n: "only the angles are loaded fewer times; every head still moves",
-               1 / want: "that is the other way round",
-               5 * n / (4 * n + 1): "that counts cos or sin; both are loaded"}
-        guess = next((text for value, text in why.items() if abs(got - value) < 1e-6),
-                     "a head is read and written, 2 halves each; cos and sin are half a head each")
-        assert abs(got - want) < 1e-6, (
-            f"bytes of a head a program over bytes of a token a program, {H} heads of q and {G} of "
-            f"k: {got:g} is not what the counters say; {guess}")
+        assert isinstance(got, (int, float)), mistake(
+            "no_number", f"predict_bytes_ratio: expected a number, got {got!r}")
+        rows = {2 * n / (n + 1): ("no_writes", "This leaves out that the heads are written."),
+                1.5: ("angles_free", "1.5 leaves out the angles of the single kernel."),
+                n: ("angles_alone", "Only the angles are loaded less often; all heads still move."),
+                1 / want: ("upside_down", "This is upside down."),
+                5 * n / (4 * n + 1): ("one_table", "This counts only one of cos and sin.")}
+        known, why = next((row for value, row in rows.items() if abs(got - value) < 1e-6), (
+            "other", "A head is 2 halves, read and written; cos and sin are a half each, read."))
+        assert abs(got - want) < 1e-6, mistake(
+            known, f"bytes with one head per program ÷ bytes with one token per program, {H} heads "
+            f"of q and {G} of k: the simulator does not count {got:g}. {why}", why)
 
 
 def test_predict_bytes_ratio__unseen(unseen, rng):
@@ -292,9 +309,7 @@ def test_rope_triton__apart(subject, agree, rng):
     """Two heads of q and two of k, each pair before a head that must stay, in one array."""
     name = "rope_triton"
     both, x, cos, sin, positions, tables = inputs(rng, 3, 2, 3, 10, "float32")
-    strides = x.stride()[:2]
-    subject.launch(name, 3, args=(x, x[:, 3:], *tables, *strides, *strides, 2, 2, 5), WAY=1,
-                   HEADS=4, BLOCK=8)
+    start_rope(subject, 3, x, x[:, 3:], tables, 2, 2, 5, WAY=1, HEADS=4, BLOCK=8)
     turned_all, mistakes = mistakes_of(name, both, 8, cos, sin, positions)
 
     def of(heads, numbers):
@@ -304,16 +319,17 @@ def test_rope_triton__apart(subject, agree, rng):
     beyond = want.copy()
     beyond[:, [1, 2, 4, 5], :3] = 0                 # angles that are not there, in the simulator
     agree(x, want, "float32", f"{name}, heads 0 and 1 are q's, 3 and 4 k's, the others of 8 must "
-          f"stay; D = 10, BLOCK = 8", at,
-          {f"{name} looks for the heads of k after those of q, with q's strides":
-               of((0, 1, 2, 3), turned_all),
-           f"{name} counts the heads of k from H on: head h of all is head h - H of k":
-               of((0, 1, 5, 6), turned_all),
-           f"{name} takes head H for one of q; it is the first of k":
-               of((0, 1, 2, 4), turned_all),
-           f"{name} turns only the heads of q": of((0, 1), turned_all),
-           f"{name} takes BLOCK numbers for half of a head; it has `half`": beyond,
-           **{mistake: of((0, 1, 3, 4), gives) for mistake, gives in mistakes.items()}})
+          f"not change; D = 10, BLOCK = 8", at, named(name, {
+              "k_after_q": ("reads the heads of k after those of q; k is an array of its own",
+                            of((0, 1, 2, 3), turned_all)),
+              "k_from_H": ("counts the heads of k from H on: head h of all is head h - H of k",
+                           of((0, 1, 5, 6), turned_all)),
+              "H_is_q": ("takes head H for one of q; it is the first of k",
+                         of((0, 1, 2, 4), turned_all)),
+              "q_only": ("rotates only the heads of q", of((0, 1), turned_all)),
+              "block_for_half": ("takes BLOCK numbers for half of a head; it has `half`", beyond)})
+          | {known: (sentence, of((0, 1, 3, 4), answer))
+             for known, (sentence, answer) in mistakes.items()})
 
 
 @pytest.mark.parametrize("T, H, G, D, dtype", [*SIZES, (2, 3, 0, 16, "float32")])
@@ -325,8 +341,8 @@ def test_rope_triton(subject, agree, rng, T, H, G, D, dtype):
     alone[:, H:] = both[:, H:]
     run_rope(subject, x, H, G, tables)
     agree(x, want, dtype, f"{name}, {T} token(s), heads 0 to {H - 1} are q's, then {G} of k, then "
-          f"{G} that must stay; D = {D}, {dtype}", at,
-          {f"{name} turns only the heads of q": alone, **mistakes})
+          f"{G} that must not change; D = {D}, {dtype}", at,
+          named(name, {"q_only": ("rotates only the heads of q", alone)}) | mistakes)
 
 
 def test_rope_triton__rounded_once(subject, rng):
@@ -348,16 +364,15 @@ def test_rope_triton__back(subject, agree, rng):
     both, x, cos, sin, positions, tables = inputs(rng, 3, 2, 1, 12, "float32")
     run_rope(subject, x, 2, 1, tables, way=-1)
     c, s = cos[positions, None], sin[positions, None]
-    ahead = np.concatenate((turned(both[:, :3], c, s), both[:, 3:]), axis=1)
     want, mistakes = mistakes_of("rope_triton", both, 3, cos, sin, positions, way=-1)
 
     def of(c, s):
         return np.concatenate((turned(both[:, :3], c, s), both[:, 3:]), axis=1)
 
-    agree(x, want, "float32", "rope_triton, WAY = -1", at,
-          {"rope_triton leaves out WAY: the gradient would be turned the wrong way": ahead,
-           "rope_triton multiplies cos by WAY too; it belongs to sin alone": of(-c, -s),
-           "rope_triton multiplies cos by WAY; it belongs to sin": of(-c, s), **mistakes})
+    agree(x, want, "float32", "rope_triton, WAY = -1", at, named("rope_triton", {
+        "no_way": ("ignores WAY, so it does not rotate back", of(c, s)),
+        "way_on_cos_too": ("multiplies cos by WAY too; it belongs to sin alone", of(-c, -s)),
+        "way_on_cos": ("multiplies cos by WAY; it belongs to sin", of(-c, s))}) | mistakes)
 
 
 def test_rope_triton__two_arrays(subject, agree, rng):
@@ -368,8 +383,7 @@ def test_rope_triton__two_arrays(subject, agree, rng):
     q, k = rng.standard_normal((4, 3, 12)), rng.standard_normal((3, 2, 12))
     qt, kt = (torch.from_numpy(a).float() for a in (q, k))
     qt = qt.transpose(0, 1)
-    subject.launch("rope_triton", 3, args=(qt, kt, *tables, *qt.stride()[:2], *kt.stride()[:2],
-                                           4, 2, 6), WAY=1, HEADS=8, BLOCK=8)
+    start_rope(subject, 3, qt, kt, tables, 4, 2, 6, WAY=1, HEADS=8, BLOCK=8)
     c, s = cos[positions, None], sin[positions, None]
     agree(qt, turned(q.transpose(1, 0, 2), c, s), "float32", "rope_triton, q with strides of its "
           "own", at)
@@ -446,65 +460,6 @@ def test_v_reaches_its_page_as_it_is(subject):
     assert torch.equal(torch.nan_to_num(v_pages), torch.nan_to_num(v[None]))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_gradients(agree, dtype):
-    """Of slices of one array, and of two arrays, against PyTorch's in float64; upstream as it
-    comes, its heads before its tokens, and one number for all.
-
-    rope returns nothing, so this one runs the course's own kernel in this process."""
-    import torch
-
-    from lab import device
-    from layer1_kernels.k09_rope import rope, rope_torch
-
-    if device.gpu() is None:
-        device.use_simulator()
-    torch.manual_seed(0)
-    x, up = torch.randn(2, 5, 4, 12).to(getattr(torch, dtype))
-    upstreams = {"whole": up, "turned": up.transpose(0, 1).contiguous().transpose(0, 1),
-                 "expanded": up[0, 0, 0].expand(5, 4, 12)}
-    cos, sin = map(torch.from_numpy, angles(ROOM, 12))
-    positions = torch.tensor([3, 0, 49, 1, 1])
-    tables = {rope: (cos, sin), rope_torch: (cos.double(), sin.double())}
-
-    def sliced(function, x):
-        y = x * 1
-        function(y[:, :2], y[:, 2:3], *tables[function], positions)
-        return y
-
-    def apart(function, x):
-        q, k = x[:, :2].clone(), x[:, 2:3].clone()
-        function(q, k, *tables[function], positions)
-        return torch.cat((q, k, x[:, 3:]), dim=1)
-
-    for way, (name, upstream) in itertools.product((sliced, apart), upstreams.items()):
-        short, double = x.clone().requires_grad_(), x.double().requires_grad_()
-        results = way(rope, short), way(rope_torch, double)
-        got, = torch.autograd.grad(results[0], short, upstream)
-        want, = torch.autograd.grad(results[1], double, upstream.double())
-        assert got.dtype == x.dtype
-        agree(results[0].detach(), results[1].detach().numpy(), dtype, f"rope, {way.__name__}", at)
-        agree(got, want.numpy(), dtype, f"gradient of rope, {way.__name__}, upstream {name}", at)
-
-
-def test_autograd_hears_of_the_change():
-    """A backward pass that saved q is refused, since rope has overwritten it."""
-    import torch
-
-    from lab import device
-    from layer1_kernels.k09_rope import rope
-
-    if device.gpu() is None:
-        device.use_simulator()
-    q, w = torch.ones(1, 1, 4), torch.ones(1, 1, 4, requires_grad=True)
-    product = q * w
-    rope(q, q[:, :0], torch.ones(1, 2), torch.ones(1, 2), torch.zeros(1, dtype=torch.int64))
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        product.sum().backward()
-    with pytest.raises(RuntimeError, match="q is a leaf"):
-        rope(w, q, torch.ones(1, 2), torch.ones(1, 2), torch.zeros(1, dtype=torch.int64))
-
-
 @pytest.mark.parametrize("T, H, G, D", [(0, 2, 1, 8), (2, 0, 0, 8), (2, 2, 1, 0), (2, 0, 1, 8)])
 def test_nothing_to_do(subject, T, H, G, D):
     import torch
@@ -524,7 +479,7 @@ def test_what_the_launchers_refuse(subject):
     q, k = torch.ones(4, 2, 8), torch.ones(4, 1, 8)
     table, numbers = torch.ones(5, 4), torch.zeros(4, dtype=torch.int64)
     right = {"q": q, "k": k, "cos": table, "sin": table, "positions": numbers}
-    for name, value, says in (
+    for name, value, words in (
             ("q", q[0], "q has shape (2, 8)"), ("k", k[:3], "k (3, 1, 8)"),
             ("k", torch.ones(4, 1, 6), "k (4, 1, 6)"), ("q", q.double(), "q is torch.float64"),
             ("k", k.half(), "torch.float16"),
@@ -538,23 +493,23 @@ def test_what_the_launchers_refuse(subject):
         for launcher in (subject.rope, subject.rope_cuda):
             with pytest.raises(Raised) as refusal:
                 launcher(*(right | {name: value}).values())
-            assert says in refusal.value.text
+            assert words in refusal.value.text
     with pytest.raises(Raised) as refusal:
         subject.rope(torch.ones(4, 1, 7), torch.ones(4, 1, 7), table, table, numbers)
     assert "heads of 7 numbers, expected an even number" in refusal.value.text
     pages = torch.ones(2, 3, 1, 8)
     right |= {"v": k, "k_pages": pages, "v_pages": pages.clone(), "slots": numbers}
-    for name, value, says in (("v", torch.ones(4, 2, 8), "v (4, 2, 8), expected the same"),
-                              ("k_pages", pages[0], "k_pages has shape (3, 1, 8)"),
-                              ("v_pages", pages[:1], "v_pages has shape (1, 3, 1, 8)"),
-                              ("v_pages", pages.half(), "v_pages is torch.float16"),
-                              ("slots", numbers.int(), "slots is torch.int32"),
-                              ("q", q.clone().requires_grad_(), "an array requires a gradient")):
+    for name, value, words in (("v", torch.ones(4, 2, 8), "v (4, 2, 8), expected the same"),
+                               ("k_pages", pages[0], "k_pages has shape (3, 1, 8)"),
+                               ("v_pages", pages[:1], "v_pages has shape (1, 3, 1, 8)"),
+                               ("v_pages", pages.half(), "v_pages is torch.float16"),
+                               ("slots", numbers.int(), "slots is torch.int32"),
+                               ("q", q.clone().requires_grad_(), "an array requires a gradient")):
+        arrays = right | {name: value}
+        order = ("q", "k", "v", "cos", "sin", "positions", "k_pages", "v_pages", "slots")
         with pytest.raises(Raised) as refusal:
-            given = right | {name: value}
-            order = ("q", "k", "v", "cos", "sin", "positions", "k_pages", "v_pages", "slots")
-            subject.rope_and_cache(*(given[name] for name in order))
-        assert says in refusal.value.text
+            subject.rope_and_cache(*(arrays[name] for name in order))
+        assert words in refusal.value.text
 
 
 def test_turns_keep_scores_of_equal_distance(subject, rng):
