@@ -15,7 +15,16 @@ from lab import course, terminal
 from lab.author import commands
 from lab.course import SUFFIX, CourseError
 from lab.grading import commands as grading
-from lab.terminal import MARKS, Json, LessonWord, console, options, own_desk, print_verdicts
+from lab.terminal import (
+    MARKS,
+    Json,
+    LessonWord,
+    LessonWords,
+    console,
+    options,
+    own_desk,
+    print_verdicts,
+)
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None,
                   pretty_exceptions_enable=False,
@@ -95,13 +104,13 @@ def print_progress(rows):
 
 
 @app.command()
-def start(lesson: LessonWord = None):
+def start(lessons: LessonWords = None):
     """Put lessons on the desk, all of them if no lesson is named. Older copies are brought up to
     date."""
     from lab.desk.desk import Desk
 
     desk = Desk.find(options["desk"])
-    chosen = [course.find(lesson)] if lesson is not None else course.lessons()
+    chosen = [course.find(lesson) for lesson in lessons] if lessons else course.lessons()
     desk.prepare()
     for one in chosen:
         for suffix, what in desk.start(one).items():

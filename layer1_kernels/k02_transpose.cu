@@ -7,6 +7,9 @@
 
 const int TILE = 32;
 const int WARPS = 8;                            // of a block
+#ifndef PITCH
+#define PITCH TILE                              // words from one row of a tile to the next
+#endif                                          // the compiler's option -DPITCH=33 changes it
 
 // The direct way. Neighbouring lanes read neighbours in a row of x and write them M numbers apart.
 extern "C" __global__ void transpose_naive_cuda(const float* x, float* y, int M, int N)
@@ -23,7 +26,7 @@ extern "C" __global__ void transpose_naive_cuda(const float* x, float* y, int M,
 // Through shared memory: rows of x in, rows of y out.
 extern "C" __global__ void transpose_tile_cuda(const float* x, float* y, int M, int N)
 {
-    __shared__ float tile[TILE][TILE];
+    __shared__ float tile[TILE][PITCH];
     int m0 = TILE * blockIdx.y;
     int n0 = TILE * blockIdx.x;
     int lane = threadIdx.x;
@@ -33,23 +36,6 @@ extern "C" __global__ void transpose_tile_cuda(const float* x, float* y, int M, 
         if (m0 + r < M && n0 + lane < N)
             tile[r][lane] = x[(size_t)(m0 + r) * N + n0 + lane];
     __syncthreads();                            // a column holds numbers from all warps
-    for (int c = warp; c < TILE; c += WARPS)
-        if (n0 + c < N && m0 + lane < M)
-            y[(size_t)(n0 + c) * M + m0 + lane] = tile[lane][c];
-}
-
-// The rows of the tile are 33 words apart, so the words of a column lie in 32 different banks.
-extern "C" __global__ void transpose_padded_cuda(const float* x, float* y, int M, int N)
-{
-    __shared__ float tile[TILE][TILE + 1];
-    int m0 = TILE * blockIdx.y;
-    int n0 = TILE * blockIdx.x;
-    int lane = threadIdx.x;
-    int warp = threadIdx.y;
-    for (int r = warp; r < TILE; r += WARPS)
-        if (m0 + r < M && n0 + lane < N)
-            tile[r][lane] = x[(size_t)(m0 + r) * N + n0 + lane];
-    __syncthreads();
     for (int c = warp; c < TILE; c += WARPS)
         if (n0 + c < N && m0 + lane < M)
             y[(size_t)(n0 + c) * M + m0 + lane] = tile[lane][c];

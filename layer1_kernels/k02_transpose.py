@@ -17,7 +17,9 @@ from layer1_kernels.gradients import without_gradients
 
 __all__ = ["transpose", "transpose_cuda", "transpose_torch"]
 
-KERNELS = simulator.RawModule(Path(__file__).with_suffix(".cu"))
+CU = Path(__file__).with_suffix(".cu")
+KERNELS = simulator.RawModule(CU)
+PADDED = simulator.RawModule(CU, ["-DPITCH=33"])    # rows of the tile one word further apart
 TILE = 32               # as in the .cu
 MOST_ROWS = 65_535 * TILE       # a grid has at most 65,535 blocks in y
 BLOCK = 64              # rows and columns of a Triton program's tile: 32 numbers a thread
@@ -79,7 +81,7 @@ def transpose_cuda(x, kernel=None):                 # (M, N) -> (N, M)
 
     float32, contiguous, at most 2,097,120 rows; M or N may be 0.
     kernel: None for transpose_vector_cuda if x can be read 16 bytes at a time, else
-    transpose_swizzled_cuda
+    transpose_swizzled_cuda; transpose_padded_cuda is transpose_tile_cuda with a pitch of 33
     """
     check(x, torch.float32)
     if not x.is_contiguous():
@@ -98,7 +100,9 @@ def transpose_cuda(x, kernel=None):                 # (M, N) -> (N, M)
     if x.numel():
         threads = (TILE // 4, TILE) if kernel == "transpose_vector_cuda" else (TILE, 8)
         grid = (triton.cdiv(N, TILE), triton.cdiv(M, TILE))
-        KERNELS.get(kernel)(grid, threads, (x, y, M, N))
+        launch = PADDED.get("transpose_tile_cuda") if kernel == "transpose_padded_cuda" else \
+            KERNELS.get(kernel)
+        launch(grid, threads, (x, y, M, N))
     return y
 
 

@@ -326,8 +326,9 @@ def cuda_magic(lesson):
         except simulator.CompileError as error:
             where = spliced.origin[error.line - 1] if error.line else None
             return Note("does not compile", compile_text(error, where))
-        mine = [n for n in stub.definitions(cell, "cuda") if n in compiled.functions]
-        return Note("compiles", ", ".join(mine) or "nothing that can be launched")
+        names = stub.definitions(cell, "cuda")
+        kernels = ", ".join(name for name in names if name in compiled.functions)
+        return Note("compiles", kernels or f"{', '.join(names) or 'nothing'}, for kernels to call")
     return cuda
 
 

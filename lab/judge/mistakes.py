@@ -30,14 +30,14 @@ def mistake(name, text, sentence=None):
     return message
 
 
-def same_report(name, sentence="", *, kind, array=None):
+def same_report(name, sentence="", *, kind, array=None, words=""):
     """Within this context, the simulator's reports of one kind are the mistake `name`.
 
     kind: of lab/simulator/errors.py;  array: a report must name it, if it is not None
-    sentence: added to the report, for the learner
+    words: that a report must contain;  sentence: added to the report, for the learner
     """
     return named(name, sentence, lambda error: getattr(error, "kind", None) == kind and (
-        array is None or f"`{array}`" in error.text))
+        array is None or f"`{array}`" in error.text) and words in error.text)
 
 
 def raises(name, exception, sentence=""):

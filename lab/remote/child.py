@@ -204,6 +204,8 @@ class SubjectServer:
             text = f"{type(error).__name__} that cannot be printed"
             with contextlib.suppress(Exception):
                 text = str(error)
+        if type(error) is RuntimeError:         # of Triton's compiler, where it knows no line
+            text = meaning(text)
         kind = getattr(error, "kind", None) if is_kernel_error(error) else None
         if kind is not None and error.line is not None:
             path = str(error.path)
@@ -238,6 +240,9 @@ TRITON_MEANS = {                                # part of Triton's reason: what 
     "'MatMult'": "Triton has no @; tl.dot multiplies tiles",
     "cannot cast pointer": "an address is no value: tl.load(x + i, mask) reads what is there",
     "unexpected type fp32": "was `/` written for `//`, which gives a whole number?",
+    "Unsupported function referenced": "a kernel calls Triton's functions alone, such as tl.arange",
+    "PassManager::run failed": "does the kernel return a value? A kernel stores its results, and "
+                               "returns nothing",
 }
 
 
@@ -259,6 +264,11 @@ def triton_reason(error):
     for part, plain in TRITON_SAYS.items():
         if part in reason:
             return plain
+    return meaning(reason)
+
+
+def meaning(reason):
+    """Triton's reason, with what it means."""
     for part, advice in TRITON_MEANS.items():
         if part in reason:
             return f"{reason}: {advice}"

@@ -12,6 +12,11 @@ CURAND = ("The header is in the wheel nvidia-curand: pip install nvidia-curand. 
 MISSING_SEMICOLON = "It is missing before the place shown, often at the end of the line above."
 ONE_INDEX = ("A pointer to numbers takes one index: x[row * columns + column], not "
              "x[row][column].")
+COMMA = "An array takes one index a bracket: tile[r][c]. In tile[r, c] the comma drops the r."
+FOUR = ("A float4 has no operators: take its .x, .y, .z and .w one by one. An address moves within "
+        "the brackets: *(const float4*)(x + i).")
+ADDRESS = ("Cast the address, and read there with a * in front: *(const float4*)(x + i), or "
+           "*(const float4*)&tile[r][c].")
 DYNAMIC = ("The simulator does not launch a kernel from a kernel (dynamic parallelism): launch the "
            "inner one from the host, on what the outer one has written.")
 CLUSTERS = ("Clusters of blocks and their distributed shared memory came with Hopper (sm_90), and "
@@ -36,6 +41,11 @@ HINTS = (                       # pattern in the log -> advice; {0} is its first
      OLD_WARP_FUNCTION),
     (r'error: (expected a ";")', MISSING_SEMICOLON),
     (r'error: (expression must have pointer-to-object type)', ONE_INDEX),
+    (r'no (operator "[^"]+") matches these operands\s+operand types are: .*\bfloat[24]\b', FOUR),
+    (r'no suitable constructor exists to (convert from "[^"]+" to "float[24]")', ADDRESS),
+    (r'error: (invalid type conversion)\s.*\bfloat[24]\s*\*\s*\)', ADDRESS),
+    (r'error: (expression must be a modifiable lvalue)\s.*\[[^\]\n]*,', COMMA),
+    (r'error: a value of type "float \*" (cannot be assigned)[^\n]*\s.*\[[^\]\n]*,', COMMA),
 )
 
 

@@ -19,6 +19,7 @@ from .hints import hint
 OWN_HEADERS = str(Path(__file__).parent / "include")        # the few C headers that kernels include
 ARCH = "sm_80"                  # the newest whose PTX the simulator knows in full
 MAX_ERRORS = 3                  # errors of a log that are shown
+NOT_THIS_ONE = re.compile(r"\n\S.*: note #3328-D(?:.|\n)*")    # a note on each built-in operator
 STANDARD_OPTIONS = ("-lineinfo", "--std=c++17", "-default-device",
                     *(["--device-int128"] if sys.platform == "linux" else []),  # nvcc has it too
                     # <math.h> defines these; NVRTC has no <math.h>
@@ -208,7 +209,7 @@ def line_of_feature(log, source):
 def first_errors(log):
     """The first MAX_ERRORS errors of a log: the rest often follows from them, and warnings bury
     them."""
-    errors = [part for part in re.split(r"\n\s*\n", log)
+    errors = [NOT_THIS_ONE.sub("", part) for part in re.split(r"\n\s*\n", log)
               if re.search(r"\(\d+\): (?:catastrophic )?error", part)]
     if not errors:                              # ptxas has a form of its own
         return log

@@ -35,19 +35,20 @@ class Rung(NamedTuple):
 def ladder(M, N):
     """Every kernel of this lesson on (M, N) float32 numbers, M and N multiples of 4: [Rung]."""
     x = torch.arange(M * N, dtype=torch.float32).reshape(M, N)  # (M, N)
-    changes = ("the direct way", "through a tile; bank conflicts", "one extra word a row",
+    changes = ("the direct way", "through a tile; bank conflicts", "the same with a pitch of 33",
                "swizzled, no extra word", "16 bytes a lane", "the compiler's tile")
     with simulator.trace() as trace:
         for kernel in LADDER:
             transpose_cuda(x, kernel)
         transpose(x)
-    return [rung(*each) for each in zip(trace.launches, changes, strict=True)]
+    names = *LADDER, "transpose_triton"
+    return [rung(*each) for each in zip(names, trace.launches, changes, strict=True)]
 
 
-def rung(launch, changed):
+def rung(name, launch, changed):
     """The Rung of one launch."""
     load, store = (launch.totals.access("global", op) for op in ("load", "store"))
-    return Rung(launch.name, launch.totals.bytes_asked, load.transactions / load.ideal,
+    return Rung(name, launch.totals.bytes_asked, load.transactions / load.ideal,
                 store.transactions / store.ideal, launch.bank_conflict_degree(),
                 launch.shared_bytes, load.requests + store.requests, launch.steps, changed)
 

@@ -10,7 +10,8 @@ def grid(blocks, threads, n, thread=(2, 5)):
     block opened.
 
     blocks, threads: of the launch    n: elements, at most blocks * threads; the last block may
-    reach past them    thread: (block, thread in it) that is followed to its element
+    reach past them    thread: (block, thread in it, one of the first ten) that is followed to its
+    element
     """
     import matplotlib.pyplot as plt
     from matplotlib.patches import ConnectionPatch, Rectangle
@@ -34,18 +35,19 @@ def grid(blocks, threads, n, thread=(2, 5)):
     ragged = f"; the threads past {n} have none" if n < blocks * threads else ""
     above.set_title(f"{blocks} blocks of {threads} threads over {n} elements{ragged}", loc="left",
                     fontsize=10, color=INK)
-    left, right = max(place - 4, 0), max(place - 4, 0) + 12
-    for t in range(left, right):
+    for column, t in enumerate([*range(10), threads - 1]):
+        column += t > 9                                 # a column for those that are left out
         chosen = t == place
-        below.add_patch(Rectangle((t, 0), 1, 1, fc=BLUE if chosen else "#d0d7de", ec="white",
+        below.add_patch(Rectangle((column, 0), 1, 1, fc=BLUE if chosen else "#d0d7de", ec="white",
                                   lw=1.5))
-        below.text(t + 0.5, 0.66, f"thread {t}", ha="center", va="center", fontsize=7,
+        below.text(column + 0.5, 0.66, f"thread {t}", ha="center", va="center", fontsize=7,
                    color="white" if chosen else INK)
-        below.text(t + 0.5, 0.3, f"i = {block * threads + t}", ha="center", va="center",
+        below.text(column + 0.5, 0.3, f"i = {block * threads + t}", ha="center", va="center",
                    fontsize=8, color="white" if chosen else INK)
-    below.set(xlim=(left, right), ylim=(0, 1), xticks=[], yticks=[])
+    below.text(10.5, 0.5, "…", ha="center", va="center", fontsize=12, color=INK)
+    below.set(xlim=(0, 12), ylim=(0, 1), xticks=[], yticks=[])
     below.set_xlabel(f"in block {block}:  i = {block} · {threads} + threadIdx.x", color=INK)
-    for edge, end in ((left, 0), (right, 1)):
+    for edge, end in ((0, 0), (threads, 1)):
         figure.add_artist(ConnectionPatch(
             (block * threads + edge, 0), (end, 1.0), "data", below.transAxes, axesA=above,
             axesB=below, color=GREY, lw=0.8))
@@ -196,7 +198,7 @@ def tree(numbers):
 
 def shuffle(numbers):
     """The sum of a warp by shuffles: the value v of each lane at the start and after each of them.
-    Blue lanes still matter, grey ones do not.
+    Blue lanes still matter, white ones do not.
 
     numbers: one a lane; as many as a power of two
     """

@@ -7,7 +7,7 @@ import pytest
 
 from lab import device
 from lab.judge.adversarial import VALUES
-from lab.judge.mistakes import mistake
+from lab.judge.mistakes import mistake, same_report
 from lab.judge.pace import numbers
 from lab.judge.work import same_work
 
@@ -358,7 +358,9 @@ def launched(subject, agree, x, y, z, block, dtype, what):
     n, before = x.size, UNWRITTEN if dtype == "float32" else 7      # which any type holds
     a, b, c = tensors(x, y, np.full_like(z, before), dtype=dtype)
     programs, i = max(ceil(n, block), 1), np.arange(n)
-    subject.launch("add_triton", programs, args=(a, b, c, n), BLOCK=block)
+    with same_report("all_positions", "A program has only the BLOCK positions of its own, and "
+                     "works on them at once: no loop over n.", kind="endless"):
+        subject.launch("add_triton", programs, args=(a, b, c, n), BLOCK=block)
 
     def at(index):
         return f"element {index[0]} (position {index[0] % block} in program {index[0] // block})"

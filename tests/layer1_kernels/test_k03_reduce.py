@@ -74,7 +74,13 @@ def run(subject, name, x, threads):
     shared = 0 if "shuffle" in name else 4 * threads
     array = "warps" if "shuffle" in name else "a"
     with same_report("no_barrier", f"Threads read numbers of `{array}` that other warps write: all "
-                     f"must wait in between.", kind="race", array=array):
+                     f"must wait in between. Not all reach a barrier inside an `if`.",
+                     kind="race", array=array), \
+            same_report("in_one_round", "In a round, thread t reads a[t] and a[t + s], which no "
+                        "other thread writes; before the next round, all must wait.", kind="race",
+                        array="a", words="__syncwarp"), \
+            same_report("every_lane", "Only lane 0 has the sum of its warp: it alone may store.",
+                        kind="race", array="warps", words="in the same instruction"):
         return partial, subject.launch(name, partial.size, threads, (x, partial, x.size),
                                        shared_mem=shared)
 
@@ -112,7 +118,6 @@ def right(subject, agree, exercise, kernel, x, threads, mistakes, what="", preci
     with np.errstate(invalid="ignore"):
         rows = {known: (sentence, give(a)) for known, (sentence, give) in mistakes.items()} | {
             "not_stored": ("writes no result", np.full(len(a), UNWRITTEN)),
-            "zero": ("returns 0", np.zeros(len(a))),
             "thread_0": ("returns only the number of thread 0", a[:, 0])}
         agree(partial, a.sum(1), precision,
               f"{exercise}, {what or f'{x.size} number(s)'} in blocks of {threads}",
@@ -183,6 +188,7 @@ def test_predict_resident_blocks(subject):
 
 
 ROUNDS = {
+    "zero": ("writes 0", lambda a: np.zeros(len(a))),
     "no_last_round": ("leaves out the last round, s = 1", lambda a: a[:, ::2].sum(1)),
     "quarter": ("starts with s = a quarter of the block and so leaves out the upper half",
                 lambda a: a[:, :a.shape[1] // 2].sum(1)),
@@ -224,7 +230,29 @@ def warps(a):                                       # (blocks, threads) -> (bloc
     return a.reshape(len(a), -1, 32)
 
 
+def shuffled(v):                                    # (..., 32) -> (..., 32)
+    """What the lanes of a warp have after five shuffles."""
+    lane = np.arange(32)
+    for away in (16, 8, 4, 2, 1):
+        v = v + v[..., np.where(lane + away < 32, lane + away, lane)]
+    return v
+
+
+def with_old_lanes(a):                              # (blocks, threads) -> (blocks,)
+    """The result where lanes of the first warp that get no warp's sum keep what they have."""
+    v = shuffled(warps(a))
+    first = v[:, 0].copy()
+    first[:, :v.shape[1]] = v[..., 0]
+    return shuffled(first)[:, 0]
+
+
 SHUFFLES = {
+    "zero": ("returns 0, as `return {};` does, or shuffled values that replace v and are not added",
+             lambda a: np.zeros(len(a))),
+    "replaced": ("replaces v by what the first five shuffles bring and does not add it",
+                 lambda a: a[:, 31::32].sum(1)),
+    "old_lanes": ("adds the sums of the warps to what other lanes of the first warp still have; "
+                  "lanes without a warp must have 0", with_old_lanes),
     "first_warp": ("gives the sum of only the first warp", lambda a: a[:, :32].sum(1)),
     "first_lanes": ("adds only lane 0 of each warp", lambda a: a[:, ::32].sum(1)),
     "last_warp": ("leaves out the last warp", lambda a: warps(a)[:, :-1].sum((1, 2))),
@@ -271,6 +299,7 @@ def shares(subject, agree, x, blocks, threads, what="", precision="exact"):
     whole = x[:fours].sum()
     rows = {
         "tail_left_out": ("leaves out the last n % 4 numbers", whole),
+        "first_for_last": ("takes the first n % 4 numbers for the last", whole + x[:n % 4].sum()),
         "one_round": ("stops each thread after its first four",
                       x[:fours][first[:fours]].sum() + tail),
         "one_of_four": ("takes only the first of each four", x[:fours:4].sum() + tail),
@@ -282,7 +311,9 @@ def shares(subject, agree, x, blocks, threads, what="", precision="exact"):
         "one_too_many": ("adds one number too many at the end",
                          x.sum() + x[max(fours - 1, 0):fours].sum()),
         "short_n": ("keeps n in 16 bits", x[:n % 2**16].sum()),
-        "zero": ("returns 0", 0.0)}
+        "zero": ("returns 0, as `return {};` does", 0.0),
+        "int_sum": ("keeps its sum in an int, which drops the fractions",
+                    sums.sum(dtype=np.float64) if (sums == np.trunc(sums)).all() else np.nan)}
     with np.errstate(invalid="ignore"):
         agree(sums.astype(np.float64).sum(), x.sum(), precision,
               f"{name}, {what or f'{n} number(s)'} by {blocks} block(s) of {threads}",

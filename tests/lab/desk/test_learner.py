@@ -133,6 +133,12 @@ def test_an_empty_desk(tmp_path, words):
     assert done.returncode == 2 and "run `lab start`" in done.stderr
 
 
+def test_start_takes_several_lessons(tmp_path):
+    done = lab("start", "r01", "k01", desk=tmp_path / "work")
+    assert done.returncode == 0 and "2 lesson(s) on the desk" in done.stdout
+    assert [lesson.id[:3] for lesson in Desk(tmp_path / "work").lessons()] == ["r01", "k01"]
+
+
 def test_a_missing_file_of_the_desk(tmp_path):
     lab("start", "r01", desk=tmp_path / "work")
     (tmp_path / "work" / "day01_roofline" / "r01_roofline.py").unlink()

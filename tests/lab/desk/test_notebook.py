@@ -148,6 +148,11 @@ def test_a_compile_error_points_at_the_line_of_the_cell(live_cuda):
     assert "line 5 of the cell" in shown and "^" in shown and "if (j < n)" in shown
 
 
+def test_a_cuda_cell_without_a_kernel_names_its_functions(live_cuda):
+    shown = live_cuda.run("%%cuda\n__device__ float half_of(float v) { return v / 2; }\n")
+    assert "half_of, for kernels to call" in shown
+
+
 def test_a_cuda_cell_from_wrong_to_right(live_cuda):
     assert "compiles" in live_cuda.run(KERNEL.format("if (i <= n)"))
     shown = live_cuda.run('lesson.check("add_cuda")')

@@ -64,7 +64,9 @@ def test_triton_names_the_line_of_the_function_that_is_called(body, says, line):
     ("    for j in tl.arange(0, BLOCK):\n        tl.store(z + j, 0.0)\n",
      "a `for` counts over range(…)"),
     ("    i = tl.arange(0, BLOCK)\n    if i < n:\n        tl.store(z + i, 0.0)\n", "use a mask"),
-    ("    i = tl.arange(0, BLOCK)\n    tl.store(z + i, x + i)\n", "an address is no value")])
+    ("    i = tl.arange(0, BLOCK)\n    tl.store(z + i, x + i)\n", "an address is no value"),
+    ("    i = np.arange(0, BLOCK)\n    tl.store(z + i, 0.0)\n", "such as tl.arange"),
+    ("    return tl.load(x + tl.arange(0, BLOCK))\n", "does the kernel return a value?")])
 def test_what_triton_says_of_blocks_and_pointers_is_translated(body, says):
     text = message("add_triton", body)
     assert says in text

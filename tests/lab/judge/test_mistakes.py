@@ -117,7 +117,9 @@ def test_a_report_has_its_kind_as_an_id(racing):
 
 @pytest.mark.parametrize("report, name", [
     ({"kind": "race"}, "one_barrier"), ({"kind": "race", "array": "tile"}, "one_barrier"),
-    ({"kind": "race", "array": "til"}, "race"), ({"kind": "barrier"}, "race")])
+    ({"kind": "race", "array": "til"}, "race"), ({"kind": "barrier"}, "race"),
+    ({"kind": "race", "words": "in the same instruction"}, "one_barrier"),
+    ({"kind": "race", "words": "__syncwarp()"}, "race")])
 def test_a_report_that_a_grader_names(racing, report, name):
     def ask():
         with same_report("one_barrier", "a barrier is missing", **report):

@@ -104,6 +104,21 @@ def test_advice_on_what_nvrtc_does_not_know(text, line, advice):
     assert advice in str(error)
 
 
+@pytest.mark.parametrize("statement, advice", [
+    ("float4 a = {}; a = a + a;", "float4 has no operators"),
+    ("float4 a = {}; float s = 0; s += a;", "float4 has no operators"),
+    ("float4 a = *(const float4*)x + 4;", "brackets: *(const float4*)(x + i)"),
+    ("float4 a = (float4) x[4];", "Cast the address"),
+    ("float4 a = *(const float4*)x[4];", "Cast the address"),
+    ("float4 a = (const float4*)(x + 4);", "with a * in front"),
+    ("__shared__ float tile[4][4]; tile[1, 2] = 0;", "one index a bracket"),
+    ("__shared__ float tile[4][4]; float f; f = tile[1, 2];", "one index a bracket")])
+def test_advice_to_beginners(statement, advice):
+    source = f"__device__ void f(const float* x) {{ {statement} }}\n" + ONE % 1
+    said = str(error_of(source, 1, 1, np.zeros(1)))
+    assert advice in said.splitlines()[-1] and len(said.splitlines()) <= 5
+
+
 def test_other_errors_come_without_advice():
     error = error_of(ONE % "missing", 1, 1, np.zeros(1))
     assert str(error).splitlines()[-1].strip() == "^"
