@@ -1,22 +1,35 @@
 // k12 · Matmul on tensor cores: c[m, n] = sum over k of a[m, k] · w[n, k]
 //
 // a: (M, K)   w: (N, K), as a model keeps a weight: numbers out, numbers in   c: (M, N)
-// A warp as a whole holds a matrix of 16 x 16, a fragment, and multiplies two of them by one
-// instruction. a and w are fp16, sums are fp32.
+// The 32 threads of a warp together hold a 16 x 16 matrix, a fragment, and multiply two of them
+// with one instruction. a and w are fp16, sums are fp32.
 
 #include <mma.h>
 using namespace nvcuda;
 
-constexpr int TILE = 64;            // rows and columns of c that a block makes
-constexpr int BK = 64;              // k that are fetched at a time
+constexpr int TILE = 64;            // rows and columns of a block's tile of c
+constexpr int BK = 64;              // k fetched in one step
 constexpr int THREADS = 128;        // four warps, each with a quarter of the tile
-constexpr int PAD = 8;              // numbers, so that fragments come without bank conflicts
+constexpr int PAD = 8;              // unused numbers after a row of a tile, against bank conflicts
+
+// One product of 16 x 16 matrices by one warp: c = a · b, all three stored row by row.
+extern "C" __global__ void wmma_once_cuda(const half* a, const half* b, float* c)
+{
+    wmma::fragment<wmma::matrix_a, 16, 16, 16, half, wmma::row_major> a_part;
+    wmma::fragment<wmma::matrix_b, 16, 16, 16, half, wmma::row_major> b_part;
+    wmma::fragment<wmma::accumulator, 16, 16, 16, float> sums;
+    wmma::fill_fragment(sums, 0);
+    wmma::load_matrix_sync(a_part, a, 16);              // its rows start 16 numbers apart
+    wmma::load_matrix_sync(b_part, b, 16);
+    wmma::mma_sync(sums, a_part, b_part, sums);         // sums = a_part · b_part + sums
+    wmma::store_matrix_sync(c, sums, 16, wmma::mem_row_major);
+}
 
 // A tile (16, 16) of c for each block, which is one warp. M, N, K are multiples of 16.
 extern "C" __global__ void wmma_warp_cuda(const half* a, const half* w, float* c, int N, int K)
 {
     int m = blockIdx.y * 16, n = blockIdx.x * 16;
-    // exercise: three fragments; walk along k by 16; a row of w is a column of the second matrix
+    // exercise: three fragments; sums from 0; for k = 0, 16, ... load both and multiply; store
     wmma::fragment<wmma::matrix_a, 16, 16, 16, half, wmma::row_major> a_part;
     wmma::fragment<wmma::matrix_b, 16, 16, 16, half, wmma::col_major> w_part;
     wmma::fragment<wmma::accumulator, 16, 16, 16, float> sums;
@@ -29,7 +42,7 @@ extern "C" __global__ void wmma_warp_cuda(const half* a, const half* w, float* c
     wmma::store_matrix_sync(c + (size_t)m * N + n, sums, N, wmma::mem_row_major);
 }
 
-// The same with sums in fp16. Only to see what becomes of them.
+// The same with sums in fp16, to see how much precision they lose.
 extern "C" __global__ void wmma_half_sums_cuda(const half* a, const half* w, half* c, int N, int K)
 {
     int m = blockIdx.y * 16, n = blockIdx.x * 16;
@@ -45,7 +58,7 @@ extern "C" __global__ void wmma_half_sums_cuda(const half* a, const half* w, hal
     wmma::store_matrix_sync(c + (size_t)m * N + n, sums, N, wmma::mem_row_major);
 }
 
-// Every thread writes its own number into all of a fragment that it holds. Only to see who holds what.
+// Every thread writes its own number to all places of a fragment that it holds: which are whose?
 extern "C" __global__ void holders_cuda(float* c)
 {
     wmma::fragment<wmma::accumulator, 16, 16, 16, float> sums;
@@ -53,8 +66,8 @@ extern "C" __global__ void holders_cuda(float* c)
     wmma::store_matrix_sync(c, sums, 16, wmma::mem_row_major);
 }
 
-// Numbers start to start + BK of TILE rows of x (rows, K) into a tile; 0 beyond x. By 16 bytes a
-// thread where rows begin at multiples of 16 bytes.
+// Copies columns start to start + BK of TILE rows of x (rows, K) to a tile, with 0 beyond the end
+// of x. 16 bytes a thread if rows start at multiples of 16 bytes.
 __device__ void fetch(half (*tile)[BK + PAD], const half* x, int first, int start, int rows, int K)
 {
     bool by16 = ((size_t)x | 2 * (size_t)K) % 16 == 0;
@@ -73,7 +86,8 @@ __device__ void fetch(half (*tile)[BK + PAD], const half* x, int first, int star
     }
 }
 
-// The block's tile into c (M, N) at row m, column n. c has numbers of 2 bytes (fp16) or 4 (fp32).
+// Copies the block's tile to c (M, N), from row m and column n on. itemsize: 2 if c is fp16, 4 if
+// it is fp32.
 __device__ void store(void* c, int itemsize, float (*tile)[TILE + PAD], int m, int n, int M, int N)
 {
     int column = threadIdx.x % TILE;
@@ -94,7 +108,7 @@ wmma_tiled_cuda(const half* a, const half* w, void* c, int itemsize, int M, int 
     __shared__ __align__(32) half a_tile[TILE][BK + PAD], w_tile[TILE][BK + PAD];
     __shared__ __align__(32) float c_tile[TILE][TILE + PAD];
     int m = blockIdx.y * TILE, n = blockIdx.x * TILE;
-    int row = threadIdx.x / 64 * 32, column = threadIdx.x / 32 % 2 * 32;    // of the warp's quarter
+    int row = threadIdx.x / 64 * 32, column = threadIdx.x / 32 % 2 * 32;    // its quarter's first
     wmma::fragment<wmma::accumulator, 16, 16, 16, float> sums[4];           // row by row
     for (int i = 0; i < 4; i++) wmma::fill_fragment(sums[i], 0);
     wmma::fragment<wmma::matrix_a, 16, 16, 16, half, wmma::row_major> a_part[2];
@@ -103,7 +117,7 @@ wmma_tiled_cuda(const half* a, const half* w, void* c, int itemsize, int M, int 
         fetch(a_tile, a, m, start, M, K);
         fetch(w_tile, w, n, start, N, K);
         __syncthreads();
-        // exercise: for each 16 k, 2 fragments of a, 2 of w, 4 products; wait; c_tile; wait; store
+        // exercise: per 16 k load 2 + 2 fragments, 4 products; barrier. Then c_tile; barrier; store
         for (int k = 0; k < BK; k += 16) {
             for (int i = 0; i < 2; i++) {
                 wmma::load_matrix_sync(a_part[i], &a_tile[row + 16 * i][k], BK + PAD);

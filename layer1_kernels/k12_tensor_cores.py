@@ -2,9 +2,9 @@
 
 a: (M, K)   w: (N, K), as a model keeps a weight: numbers out, numbers in   c: (M, N)
 BM BN BK: tile of c of a program, and how many k are fetched for it at a time
-2·M·N·K FLOPs. One instruction of a warp does 2·16³ = 8,192 of them, where a multiply-add does 64.
-A warp that makes WM rows and WN columns of c reads (WM + WN) · 2 bytes of shared memory for each k
-and does 2·WM·WN FLOPs: with 32 x 32 in fp16, a byte for 16 FLOPs.
+2·M·N·K FLOPs, of which a multiply-add of a warp does 64. For each k, a warp with WM rows and WN
+columns of c reads 2·(WM + WN) bytes of shared memory and does 2·WM·WN FLOPs: with 32 x 32, one byte
+for 16 FLOPs.
 """
 
 from pathlib import Path
@@ -28,10 +28,10 @@ KERNELS = simulator.RawModule(Path(__file__).with_suffix(".cu"))
 TILE = 64
 THREADS = 128                                       # as in the .cu
 
-# How matmul_persistent launches. Chosen from what Triton makes of it for Hopper (see shipped), not
-# from times; what else was tried is in benchmarks/LOG.md.
+# Tile sizes and launch options of matmul_persistent. Chosen from the code compiled for Hopper (see
+# shipped), not timed; benchmarks/LOG.md lists what else was tried.
 PERSISTENT = {"BM": 128, "BN": 256, "BK": 64, "GROUP": 8, "num_warps": 8, "num_stages": 3}
-ALIGNED = 16                                        # bytes: what a descriptor's rows start at
+ALIGNED = 16                                        # bytes: a descriptor's rows start at multiples
 
 
 def matmul_oracle(a, w):                            # (M, K), (N, K) -> (M, N)
@@ -40,9 +40,8 @@ def matmul_oracle(a, w):                            # (M, K), (N, K) -> (M, N)
 
 
 def predict_mma_flops():
-    """FLOPs of one wmma::mma_sync of a warp: a matrix of 16 x 16 times one of 16 x 16, added to a
-    third."""
-    # exercise: 16 · 16 results, and for each 16 multiplications and as many additions
+    """FLOPs of one wmma::mma_sync: the product of two 16 x 16 matrices, added to a third."""
+    # exercise: count the results, then the FLOPs of each
     return 2 * 16 * 16 * 16
 
 
@@ -50,7 +49,7 @@ def predict_mma_flops():
 def matmul_dot_triton(a, w, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
                       PRECISION: tl.constexpr):
     """One program per tile (BM, BN) of c. PRECISION of fp32 products: "ieee", "tf32", "tf32x3"."""
-    tl.assume(K > 0)                    # without it, Hopper's matmul instructions may be serialised
+    tl.assume(K > 0)                    # without it each wgmma may wait for the one before
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     k = tl.arange(0, BK)
@@ -58,7 +57,7 @@ def matmul_dot_triton(a, w, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: 
     a += m.to(tl.int64)[:, None] * K                        # (BM, 1), the tile's rows
     w += n.to(tl.int64)[:, None] * K                        # (BN, 1)
     c += m.to(tl.int64)[:, None] * N + n                    # (BM, BN)
-    # exercise: the loop of k05, fp32 sums, but tl.dot gets PRECISION; then store
+    # exercise: the loop of k05 with fp32 sums; give tl.dot input_precision=PRECISION; store
     sums = tl.zeros((BM, BN), tl.float32)
     for start in range(0, K, BK):
         inside = start + k < K
@@ -77,17 +76,16 @@ def matmul_wmma_cuda(a, w, dtype=torch.float16):    # (M, K), (N, K) -> (M, N)
     """
     check(a, w, torch.float16)
     if dtype not in (torch.float16, torch.float32):
-        raise TypeError(f"matmul: c of {dtype} is asked for, expected torch.float16 or "
-                        f"torch.float32")
+        raise TypeError(f"matmul: dtype is {dtype}, expected torch.float16 or torch.float32")
     for name, x in (("a", a), ("w", w)):
         if not x.is_contiguous():
-            raise ValueError(f"matmul: {name} has strides {x.stride()}, expected rows one after "
-                             f"the other, {(x.shape[1], 1)}; {name}.contiguous() makes them so")
+            raise ValueError(f"matmul: {name} has strides {x.stride()}, expected contiguous "
+                             f"rows, {(x.shape[1], 1)}; call {name}.contiguous()")
     M, K = a.shape
     N = len(w)
     if M > TILE * 65_535:
-        raise ValueError(f"matmul_wmma_cuda: a has {M} rows, expected at most {TILE * 65_535}: the "
-                         f"y of a grid counts their tiles")
+        raise ValueError(f"matmul_wmma_cuda: a has {M} rows, expected at most {TILE * 65_535}, "
+                         f"because the grid's y counts tiles of rows")
     c = a.new_empty(M, N, dtype=dtype)              # (M, N)
     if c.numel():
         grid = triton.cdiv(N, TILE), triton.cdiv(M, TILE)
@@ -98,13 +96,13 @@ def matmul_wmma_cuda(a, w, dtype=torch.float16):    # (M, K), (N, K) -> (M, N)
 @triton.jit
 def matmul_persistent_triton(a, w, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
                              GROUP: tl.constexpr):
-    """No more programs than run at once: of P programs, program i makes tiles i, i + P, i + 2·P ...
+    """At most as many programs as run at once: of P, program i computes tiles i, i + P, i + 2·P ...
 
-    a, w, c: descriptors with tiles (BM, BK), (BN, BK) and (BM, BN). They know the sizes: the part
-    of a tile beyond them is loaded as 0 and not stored.
+    a, w, c: descriptors with tiles (BM, BK), (BN, BK) and (BM, BN). They hold the sizes of the
+    arrays: beyond the end a tile loads zeros and stores nothing.
     """
     rows, columns = tl.cdiv(M, BM), tl.cdiv(N, BN)
-    # flatten makes one loop of the two: the next tile is being loaded while this one is stored
+    # flatten makes one loop of the two, so that the next tile can be loaded during this store
     for p in tl.range(tl.program_id(0), rows * columns, tl.num_programs(0), flatten=True):
         row, column = grouped_triton(p, rows, columns, GROUP)
         sums = tl.zeros((BM, BN), tl.float32)
@@ -115,7 +113,7 @@ def matmul_persistent_triton(a, w, c, M, N, K, BM: tl.constexpr, BN: tl.constexp
 
 @without_gradients
 def matmul_persistent(a, w):                        # (M, K), (N, K) -> (M, N)
-    """a · wᵀ by tiles that the hardware copies, of a's dtype; for many rows. Any size may be 0.
+    """a · wᵀ in a's dtype, with tiles copied by the hardware; for many rows. Any size may be 0.
 
     float16 or bfloat16, with fp32 sums. The numbers of a row are neighbours, and rows of a and of w
     start at multiples of 16 bytes; so do those of c, which is contiguous if N is a multiple of 8.
@@ -129,7 +127,7 @@ def matmul_persistent(a, w):                        # (M, K), (N, K) -> (M, N)
 
 
 def launch_persistent(a, w, programs, how):         # (M, K), (N, K) -> (M, N)
-    """matmul_persistent by at most `programs` programs; how: as PERSISTENT."""
+    """As matmul_persistent, with at most `programs` programs; how: like PERSISTENT."""
     M, K = a.shape
     N = len(w)
     c = a.new_empty(M, N + -N % (ALIGNED // a.itemsize))[:, :N]     # (M, N)
@@ -147,31 +145,31 @@ def launch_persistent(a, w, programs, how):         # (M, K), (N, K) -> (M, N)
 
 
 def check_rows(name, x):
-    """What a descriptor of a matrix (rows, K) assumes."""
+    """ValueError unless x (rows, K) has the strides and the alignment that a descriptor needs."""
     apart, step = x.stride()
     if x.numel() and (step != 1 or apart < x.shape[1] or apart * x.itemsize % ALIGNED
                       or x.data_ptr() % ALIGNED):
         raise ValueError(f"matmul_persistent: {name} has strides {x.stride()} and starts at byte "
-                         f"{x.data_ptr() % ALIGNED} of {ALIGNED}, expected rows of neighbours that "
+                         f"{x.data_ptr() % ALIGNED} of {ALIGNED}, expected contiguous rows that "
                          f"start at multiples of {ALIGNED} bytes; pad K to a multiple of "
-                         f"{ALIGNED // x.itemsize}, or call matmul")
+                         f"{ALIGNED // x.itemsize}, or use matmul")
 
 
 def error(c, a, w):                                 # (M, N), (M, K), (N, K)
-    """The largest error of c, as a share of the largest number in a · wᵀ by float64."""
+    """The largest error of c, divided by the largest number of a · wᵀ in float64."""
     want = matmul_oracle(a, w)                      # (M, N)
     return float(np.abs(c.astype(np.float64) - want).max() / np.abs(want).max())
 
 
 def holders():                                      # -> (16, 16)
-    """The thread that holds each number of a fragment of sums, as the simulator deals them out."""
+    """The thread that holds each number of a fragment of sums, in the simulator."""
     threads = np.empty((16, 16), np.float32)
     KERNELS.get("holders_cuda")(1, 32, (threads,))
     return threads.astype(int)
 
 
 def errors_of_sums(K):
-    """Sums of K products of numbers between 0 and 1: {type of sums: error}. K % 16 is 0."""
+    """{type of the sums: error}, of K products of numbers between 0 and 1; K % 16 is 0."""
     rng = np.random.default_rng(0)
     a, w = (rng.random((16, K)).astype(np.float16) for _ in range(2))
     errors = {}
@@ -184,7 +182,7 @@ def errors_of_sums(K):
 
 
 def errors_of_products(K):
-    """Random fp32 numbers, multiplied in various ways: {way: error}."""
+    """{way of multiplying: error}, of random fp32 numbers."""
     rng = torch.Generator().manual_seed(0)
     a, w = (torch.randn(16, K, generator=rng) for _ in range(2))
     errors = {}

@@ -27,7 +27,7 @@ class Rung(NamedTuple):
     """One rung of the ladder, as counted in the simulator."""
 
     name: str
-    bytes: int              # that lanes ask of global memory
+    bytes: int              # that threads ask of global memory
     sectors: int            # of 32 bytes that they touch
     intensity: float        # FLOP for each byte that they ask to load
     shared: float           # bytes read from shared memory for each FLOP
@@ -62,9 +62,9 @@ def ladder(M, N, K):
         matmul_dot_triton[triton.cdiv(M, TILE), triton.cdiv(N, TILE)](
             *half, torch.empty(M, N).half(), M, N, K, **tile, PRECISION="ieee")
         launch_persistent(*half, 2, {**tile, "GROUP": 8, "num_warps": 4, "num_stages": 3})
-    changes = ("k05, fp32", "k06, fp32: 8 x 8 a thread", "tensor cores; loses in bytes",
-               "a tile in shared memory", "by the compiler; c in 16 bits",
-               "by descriptors; loses without TMA")
+    changes = ("k05, fp32", "k06, fp32: 8 x 8 a thread", "tensor cores; more bytes again",
+               "a tile in shared memory", "the compiler's; c in 16 bits",
+               "descriptors; slow without TMA")
     return [rung(*each) for each in zip(trace.launches, changes, strict=True)]
 
 

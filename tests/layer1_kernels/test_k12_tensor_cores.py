@@ -2,15 +2,17 @@
 
 import numpy as np
 import pytest
+import torch
 
 from lab.judge.adversarial import factors
+from lab.judge.mistakes import mistake, same_report
 from lab.judge.pace import numbers
 from lab.judge.subject import Raised
 from lab.judge.work import same_work
 
 TILE, BK, THREADS = 64, 64, 128
 WHOLE = [(32, 16, 48), (16, 48, 16), (16, 16, 160)]         # M, N, K of wmma_warp_cuda
-SIZES = [(33, 50, 72), (70, 40, 129), (1, 1, 1), (1, 127, 200), (64, 64, 64)]
+SIZES = [(33, 50, 72), (70, 40, 60), (70, 40, 129), (1, 1, 1), (1, 127, 200), (64, 64, 64)]
 TILES = [(33, 17, 40, 32, 16, 16, "float32", "ieee"), (17, 33, 72, 16, 32, 32, "float32", "tf32"),
          (20, 16, 65, 16, 16, 32, "float32", "tf32x3"),
          (17, 50, 129, 16, 32, 64, "float16", "ieee"), (1, 1, 1, 16, 16, 16, "float32", "ieee"),
@@ -28,10 +30,6 @@ def product(a, w, of=None):
     return (a * of).astype(np.float64) @ w.astype(np.float64).T
 
 
-def ceil(a, b):
-    return -(-a // b)
-
-
 def untransposed(a, w):
     """What comes out when each 16 x 16 of w is taken for (k, n), not for (n, k)."""
     left, right = (np.pad(x.astype(np.float64), [(0, -n % 16) for n in x.shape]) for x in (a, w))
@@ -40,24 +38,22 @@ def untransposed(a, w):
     return np.hstack(blocks)[:len(a), :len(w)]
 
 
-def likely(name, a, w, step):
-    """{mistake: what it gives} of any kernel that walks along k in steps."""
+def likely(a, w, step, rows=None, columns=None):
+    """{id: (sentence, what it gives)} of any kernel that walks along k in steps, in tiles of (rows,
+    columns)."""
     (M, K), N = a.shape, len(w)
-    number = np.arange(K) // step
-    return {f"{name} starts its sums again with each step of {step} k":
-                product(a, w, number == number[-1]),
-            f"{name} ends after the first {step} k": product(a, w, number == 0),
-            f"{name} drops the k beyond the last whole step":
-                product(a, w, np.arange(K) < K // step * step),
-            f"{name} leaves out the last k": product(a, w, np.arange(K) < K - 1),
-            f"{name} writes nothing": np.full((M, N), 7)}
-
-
-def first_alone(name, want, rows, columns):
-    """{mistake: what it gives} where one block writes its tile, and no other does."""
-    M, N = want.shape
-    first = (np.arange(M)[:, None] < rows) & (np.arange(N) < columns)
-    return {f"only the first block of {name} writes its tile": np.where(first, want, 7)}
+    k, m, n = np.arange(K), np.arange(M)[:, None], np.arange(N)
+    want = product(a, w)
+    return {
+        "sums_reset": (f"sums are set to 0 again in each step of {step} k",
+                       product(a, w, k // step == k[-1:] // step)),
+        "first_step": (f"only the first {step} k are multiplied", product(a, w, k < step)),
+        "last_step": (f"the last k are left out if K is not a multiple of {step}",
+                      product(a, w, k < K // step * step)),
+        "last_k": ("the last k is left out", product(a, w, k < K - 1)),
+        "not_stored": ("nothing is written", np.full((M, N), 7)),
+        "one_block": ("only the first block writes its tile", np.where(
+            (m < (rows or M)) & (n < (columns or N)), want, 7))}
 
 
 def halves(rng, K, whole=1):
@@ -67,20 +63,21 @@ def halves(rng, K, whole=1):
                  for x in (a, w)), parts)
 
 
-def too_few_digits(name, want):
+def low_digits(want):
     """The right answer itself as a mistake, because right answers are compared only to 1e-3. It is
     tried first."""
-    return {f"{name} has too few digits in its sums: the accumulator is a fragment of float": want}
+    return {"low_digits": ("sums have too few digits: make the accumulator a fragment of float",
+                           want)}
 
 
 # ---- the prediction
 
 
-def run_warp(subject, a, w, kernel="wmma_warp_cuda", dtype=np.float32, grid=None):
+def run_warp(subject, a, w, grid=None):
     """(c, launch). grid: of only some blocks"""
     (M, K), N = a.shape, len(w)
-    c = np.full((M, N), 7, dtype)
-    return c, subject.launch(kernel, grid or (N // 16, M // 16), 32, (a, w, c, N, K))
+    c = np.full((M, N), 7, np.float32)
+    return c, subject.launch("wmma_warp_cuda", grid or (N // 16, M // 16), 32, (a, w, c, N, K))
 
 
 def tensor_instructions(launch):
@@ -91,23 +88,28 @@ def test_predict_mma_flops(subject, reference, rng):
     _, launch = run_warp(reference, *operands(rng, 16, 16, 64))
     want = launch.launches[0]["flops"] // tensor_instructions(launch)
     got = subject.predict_mma_flops()
-    assert isinstance(got, int), f"a count of FLOPs is a whole number, got {got!r}"
-    why = {want // 2: "each product is multiplied and added: two FLOPs",
-           want // 16: "each of the 16 · 16 results is a sum of 16 products",
-           64: "64 is what a warp's fp32 multiply-add does, two FLOPs a lane",
-           want // 32: "that is one lane's share; the warp's is asked for",
-           }.get(got, "count the results, and the products in each")
-    assert got == want, (f"{got} FLOPs are not what the simulator counts for one mma of 16 x 16 x "
-                         f"16; {why}")
+    assert isinstance(got, int), mistake(
+        "no_count", f"predict_mma_flops: expected a whole number, got {got!r}")
+    known, why = {
+        want // 2: ("products_alone", "Each product takes a multiplication and an addition."),
+        want // 16: ("one_product", "Each of the 16 · 16 results is a sum of 16 products."),
+        64: ("multiply_add", "64 is what a warp's fp32 multiply-add does, two FLOPs a lane."),
+        want // 32: ("one_thread", "That is one thread's share; count the whole warp's."),
+    }.get(got, ("other", "Count the results, and the products in each."))
+    assert got == want, mistake(
+        known, f"The simulator does not count {got} FLOPs for one mma of 16 x 16 x 16. {why}", why)
 
 
 # ---- one warp
 
 
-def steps_of_first(a, w, step, of_a=False, of_w=False):
-    """What comes out when every step takes the k of the first, of a or of w."""
-    first = np.arange(a.shape[1]) % step
-    return product(a[:, first] if of_a else a, w[:, first] if of_w else w)
+def not_advanced(a, w, step):
+    """{id: (sentence, what it gives)} where every step takes the k of the first."""
+    left, right = (x[:, np.arange(x.shape[1]) % step] for x in (a, w))
+    pairs = {"a": (left, w), "w": (a, right), "both": (left, right)}
+    return {f"{what}_not_advanced": (f"each step takes the first {step} k of {what}: add the k of "
+                                     f"the step to the addresses", product(*pair))
+            for what, pair in pairs.items()}
 
 
 def turned_blocks(a):
@@ -128,52 +130,39 @@ def read_sixteen_apart(a, w):
 
 @pytest.mark.parametrize("M, N, K", WHOLE)
 def test_wmma_warp_cuda(subject, agree, rng, M, N, K):
-    a, w = operands(rng, M, N, K)
-    right_warp(agree, a, w, run_warp(subject, a, w)[0])
-
-
-def right_warp(agree, a, w, c):
     """c is a · wᵀ, or the message names the element, its block and the likely mistake."""
-    want = product(a, w)
-    M, N = want.shape
-    K = a.shape[1]
-    tiles = want.reshape(M // 16, 16, N // 16, 16)
-    agree(c, want, "float32", f"wmma_warp_cuda, a {a.shape} and w {w.shape}",
-          lambda index: f"row {index[0]}, column {index[1]} of c (block ({index[1] // 16}, "
-                        f"{index[0] // 16}))",
-          too_few_digits("wmma_warp_cuda", want) | likely("wmma_warp_cuda", a, w, 16) | {
-              "a row of w's fragment is taken for a row of the second matrix; for mma it is a "
-              "column: col_major": untransposed(a, w),
-              "the last 16 k are left out, as where a round takes two steps and one is left over":
-                  product(a, w, np.arange(K) < K // 32 * 32),
-              "only every other step of 16 k is taken": product(a, w, np.arange(K) % 32 < 16),
-              "w's fragment is always that of the first 16 k": steps_of_first(a, w, 16, of_w=True),
-              "a's fragment is always that of the first 16 k": steps_of_first(a, w, 16, of_a=True),
-              "a row of a's fragment is taken for a column of the first matrix; for mma it is a "
-              "row: row_major": turned_blocks(a) @ w.astype(np.float64).T,
-              "the rows of a are taken to be 16 numbers apart (or N); they are K apart":
-                  read_sixteen_apart(w, a).T,
-              "the sums start at 1; fill_fragment(sums, 0) empties them": want + 1,
-              "the rows of w are taken to be 16 numbers apart; they are K apart":
-                  read_sixteen_apart(a, w),
-              "each tile of c is stored by its columns; mem_row_major stores rows":
-                  tiles.swapaxes(1, 3).reshape(M, N),
-              "all blocks multiply the first rows of w":
-                  np.tile(product(a, w[:16]), (1, N // 16)),
-              "all blocks multiply the first rows of a":
-                  np.tile(product(a[:16], w), (M // 16, 1))} | first_alone(
-                      "wmma_warp_cuda", want, 16, 16))
-
+    a, w = operands(rng, M, N, K)
+    want, k = product(a, w), np.arange(K)
+    agree(run_warp(subject, a, w)[0], want, "float32", f"wmma_warp_cuda, a {a.shape} and w "
+          f"{w.shape}", lambda index: f"row {index[0]}, column {index[1]} of c (block "
+          f"({index[1] // 16}, {index[0] // 16}))",
+          low_digits(want) | likely(a, w, 16, 16, 16) | not_advanced(a, w, 16) | {
+              "w_row_major": ("the fragment of w is row_major, but a row of w is a column of the "
+                              "second matrix: use col_major", untransposed(a, w)),
+              "last_of_two": ("the last 16 k are left out", product(a, w, k < K // 32 * 32)),
+              "every_other": ("only every other step of 16 k is taken", product(a, w, k % 32 < 16)),
+              "a_col_major": ("the fragment of a must be row_major", product(turned_blocks(a), w)),
+              "a_16_apart": ("a is loaded as if its rows were 16 (or N) numbers apart; they are K "
+                             "apart", read_sixteen_apart(w, a).T),
+              "w_16_apart": ("w is loaded as if its rows were 16 numbers apart; they are K apart",
+                             read_sixteen_apart(a, w)),
+              "from_1": ("the sums start at 1: use fill_fragment(sums, 0)", want + 1),
+              "stored_by_columns": ("each tile of c is stored column by column; use mem_row_major",
+                                    turned_blocks(want)),
+              "first_of_w": ("all blocks use the first 16 rows of w: add n to the row",
+                             np.tile(product(a, w[:16]), (1, N // 16))),
+              "first_of_a": ("all blocks use the first 16 rows of a: add m to the row",
+                             np.tile(product(a[:16], w), (M // 16, 1)))})
 
 
 def test_wmma_warp_cuda__hard(subject, agree, rng):
     for a, w, parts in halves(rng, 48, whole=16):
-        c, _ = run_warp(subject, a, w)
-        right_parts(agree, "wmma_warp_cuda", a, w, c, parts)
+        right_parts(agree, "wmma_warp_cuda", a, w, run_warp(subject, a, w)[0], parts)
     a, w = operands(rng, 16, 32_768 + 16, 16)
     c, _ = run_warp(subject, a, w, grid=(1, 1))
     agree(c[:, :16], product(a, w[:16]), "float32", "wmma_warp_cuda, the first of 2,049 tiles")
-    assert (c[:, 16:] == 7).all(), "wmma_warp_cuda: a block writes beyond its own tile"
+    assert (c[:, 16:] == 7).all(), mistake(
+        "outside_tile", "wmma_warp_cuda: a block writes outside its own tile")
 
 
 def right_parts(agree, name, a, w, c, parts):
@@ -181,21 +170,25 @@ def right_parts(agree, name, a, w, c, parts):
     for rows, columns, what, precision in parts:
         with np.errstate(all="ignore"):
             want = product(a[rows], w[columns])
-            mistakes = likely(name, a[rows], w[columns], 16)
+            mistakes = likely(a[rows], w[columns], 16)
         agree(c[rows, columns], want, precision, f"{name}, a {a.shape} and w {w.shape}{what}",
               mistakes=mistakes)
 
 
+def enough(known, text, got, want, why, equal=False):
+    """The mistake `known` where a count, whose place is in `text`, is more than is wanted."""
+    assert got == want if equal else got <= want, mistake(
+        known, f"{text.format(got)}; {want:,} are enough. {why}", why)
+
+
 def test_wmma_warp_cuda__work(subject, reference, rng):
-    M, N, K = 32, 32, 64
-    a, w = operands(rng, M, N, K)
+    a, w = operands(rng, 32, 32, 64)
     launch = run_warp(subject, a, w)[1]
-    got, want = tensor_instructions(launch), M * N * K // 16**3
-    assert got == want, (f"wmma_warp_cuda, {M} x {N} x {K}: {got} mma of a warp, {want} are "
-                         f"enough: one for each 16 k of each block")
-    got, want = launch.bytes("load"), 2 * 2 * M * N * K // 16
-    assert got <= want, (f"wmma_warp_cuda: {got:,} bytes are loaded, {want:,} are two fragments of "
-                         f"512 bytes for each mma")
+    enough("more_mma", "wmma_warp_cuda, 32 x 32 x 64: {} mma instructions",
+           tensor_instructions(launch), 32 * 32 * 64 // 16**3,
+           "Use one for each 16 k of each block.", equal=True)
+    enough("loads_again", "wmma_warp_cuda: {:,} bytes loaded", launch.bytes("load"),
+           2 * 2 * 32 * 32 * 64 // 16, "Load two fragments of 512 bytes for each mma.")
     same_work("wmma_warp_cuda", launch, run_warp(reference, a, w)[1])
 
 
@@ -206,13 +199,16 @@ def run_tiled(subject, a, w, dtype=np.float32, grid=None):
     """(c, launch). grid: of only some blocks"""
     (M, K), N = a.shape, len(w)
     c = np.full((M, N), 7, dtype)
-    grid = grid or (ceil(N, TILE), ceil(M, TILE))
-    return c, subject.launch("wmma_tiled_cuda", grid, THREADS, (a, w, c, c.itemsize, M, N, K))
+    grid = grid or (-(-N // TILE), -(-M // TILE))
+    with same_report("no_barrier_in_loop", "One warp already fetches the next tiles while others "
+                     "still load fragments: a barrier is missing.", kind="race", array="a_tile"), \
+            same_report("no_barrier_at_end", "One warp copies c_tile to c before the others have "
+                        "written their part: a barrier is missing.", kind="race", array="c_tile"):
+        return c, subject.launch("wmma_tiled_cuda", grid, THREADS, (a, w, c, c.itemsize, M, N, K))
 
 
 def quarters(a, w, rows, columns):
     """c where warp i multiplies the quarter of a at rows[i] with that of w at columns[i]."""
-    M, N = len(a), len(w)
     left, right = (np.pad(x, [(0, -len(x) % TILE), (0, 0)]) for x in (a, w))
     c = np.zeros((len(left), len(right)))
     for m in range(0, len(left), TILE):
@@ -221,123 +217,86 @@ def quarters(a, w, rows, columns):
                 y, x = warp // 2 * 32, warp % 2 * 32
                 i, j = m + rows[warp], n + columns[warp]
                 c[m + y:m + y + 32, n + x:n + x + 32] = product(left[i:i + 32], right[j:j + 32])
-    return c[:M, :N]
-
-
-def halved(a, w, of_a=False, of_w=False):
-    """c where the second 16 rows of each quarter of a, or of w, are taken to be the first."""
-    row, column = (np.arange(len(x)) for x in (a, w))
-    return product(a[row // 32 * 32 + row % 16] if of_a else a,
-                   w[column // 32 * 32 + column % 16] if of_w else w)
-
-
-def exchanged(want):
-    """Each quarter of a tile with its upper right 16 x 16 and its lower left one exchanged."""
-    M, N = want.shape
-    c = np.pad(want, [(0, -n % 32) for n in want.shape])
-    parts = c.reshape(c.shape[0] // 32, 2, 16, c.shape[1] // 32, 2, 16)
-    return parts.swapaxes(1, 4).reshape(c.shape)[:M, :N]
-
-
-def left_early(want):
-    """What is stored if a warp whose quarter begins outside c is gone: it stores every other row of
-    half of the columns."""
-    c = want.copy()
-    for m in range(0, len(c), TILE):
-        for n in range(0, c.shape[1], TILE):
-            for warp in range(4):
-                y, x = m + warp // 2 * 32, n + warp % 2 * 32
-                if y >= len(c) or x >= c.shape[1]:
-                    c[m + warp // 2:m + TILE:2, x:x + 32] = 7
-    return c
+    return c[:len(a), :len(w)]
 
 
 @pytest.mark.parametrize("M, N, K", SIZES)
 def test_wmma_tiled_cuda(subject, agree, rng, M, N, K):
-    a, w = operands(rng, M, N, K)
-    right_tiled(agree, a, w, run_tiled(subject, a, w)[0])
-
-
-def right_tiled(agree, a, w, c):
     """c is a · wᵀ, or the message names the element, its place in a tile and the likely mistake."""
-    K = a.shape[1]
+    a, w = operands(rng, M, N, K)
     within = np.arange(K) % BK
     want = product(a, w)
-    M, N = want.shape
     row, column = np.arange(M)[:, None], np.arange(N)
-    agree(c, want, "float32", f"wmma_tiled_cuda, a {a.shape} and w {w.shape}",
-          lambda index: f"row {index[0]}, column {index[1]} of c (row {index[0] % TILE}, column "
-                        f"{index[1] % TILE} of its tile)",
-          too_few_digits("wmma_tiled_cuda", want) | likely("wmma_tiled_cuda", a, w, BK) | {
-              "w_part holds rows of w_tile as rows; they are columns of the second matrix":
-                  untransposed(a, w),
-              f"of each {BK} k that were fetched only the first 16 are multiplied":
-                  product(a, w, within < 16),
-              "a warp takes its fragments of w from the rows that it has of a":
-                  quarters(a, w, (0, 0, 32, 32), (0, 0, 32, 32)),
-              "a warp whose quarter is outside c returns before the store, though it stores for "
-              "the others too": left_early(want),
-              "only three of the four products of each 16 k are made":
-                  np.where((row % 32 >= 16) & (column % 32 >= 16), 0, want),
-              "products 1 and 2 are exchanged: i / 2 is for the rows of product i, i % 2 for its "
-              "columns": exchanged(want),
-              "each fragment of c is stored by its columns; mem_row_major stores rows":
-                  turned_blocks(np.pad(want, [(0, -n % 16) for n in want.shape]))[:M, :N],
-              f"of each {BK} k the first 16 are multiplied four times; a fragment begins at [k]":
-                  4 * product(a, w, within < 16),
-              f"of each {BK} k the last 16 are left out": product(a, w, within < BK - 16),
-              "only every other 16 k are multiplied": product(a, w, within % 32 < 16),
-              "only the first half of each quarter is multiplied, of a and of w":
-                  halved(a, w, of_a=True, of_w=True),
-              "only the first half of each quarter of a is multiplied, twice":
-                  halved(a, w, of_a=True),
-              "only the first half of each quarter of w is multiplied, twice":
-                  halved(a, w, of_w=True),
-              "a warp takes its fragments of a from the rows that it has of w":
-                  quarters(a, w, (0, 32, 0, 32), (0, 32, 0, 32)),
-              "all warps take their fragments of w from the first rows of w_tile":
-                  quarters(a, w, (0, 0, 32, 32), (0, 0, 0, 0)),
-              "all warps take their fragments of a from the first rows of a_tile":
-                  quarters(a, w, (0, 0, 0, 0), (0, 32, 0, 32)),
-              "all warps multiply the first quarter":
-                  quarters(a, w, (0, 0, 0, 0), (0, 0, 0, 0))} | first_alone(
-                      "wmma_tiled_cuda", want, TILE, TILE))
+    padded_c = np.pad(want, 32)[32:, 32:]
+    half_a, half_w = (x[np.arange(len(x)) // 32 * 32 + np.arange(len(x)) % 16] for x in (a, w))
+    stays = row // TILE * TILE + row % 2 * 32 < M           # the warp that stores a row
+    agree(run_tiled(subject, a, w)[0], want, "float32", f"wmma_tiled_cuda, a {a.shape} and w "
+          f"{w.shape}", lambda index: f"row {index[0]}, column {index[1]} of c (row "
+          f"{index[0] % TILE}, column {index[1] % TILE} of its tile)",
+          low_digits(want) | likely(a, w, BK, TILE, TILE) | {
+              "w_row_major": ("w_part is row_major, but a row of w_tile is a column of the second "
+                              "matrix: use col_major", untransposed(a, w)),
+              "first_16": (f"only the first 16 of the {BK} fetched k are multiplied",
+                           product(a, w, within < 16)),
+              "w_at_row": ("the fragments of w start at `row`; they must start at `column`",
+                           quarters(a, w, (0, 0, 32, 32), (0, 0, 32, 32))),
+              "a_at_column": ("the fragments of a start at `column`; they must start at `row`",
+                              quarters(a, w, (0, 32, 0, 32), (0, 32, 0, 32))),
+              "left_early": ("a warp whose quarter is outside c returns early, though it fetches "
+                             "and stores for the others too", np.where(stays, want, 7)),
+              "three_products": ("only three of the four products of each 16 k are made", np.where(
+                  (row % 32 >= 16) & (column % 32 >= 16), 0, want)),
+              "exchanged": ("products 1 and 2 are exchanged: i / 2 is for the rows of product i, "
+                            "i % 2 for its columns", np.where(
+                                (row ^ column) & 16, padded_c[row ^ 16, column ^ 16], want)),
+              "stored_by_columns": (
+                  "each fragment of c is stored column by column; use mem_row_major",
+                  padded_c[row // 16 * 16 + column % 16, column // 16 * 16 + row % 16]),
+              "first_16_again": ("the same 16 k are taken again", 4 * product(a, w, within < 16)),
+              "last_16": ("the last 16 fetched k are left out", product(a, w, within < BK - 16)),
+              "every_other": ("every other 16 k are left out", product(a, w, within % 32 < 16)),
+              "halves": ("a_part[0] and w_part[0] are used for all four products",
+                         product(half_a, half_w)),
+              "half_of_a": ("a_part[0] is used for all four products", product(half_a, w)),
+              "half_of_w": ("w_part[0] is used for all four products", product(a, half_w)),
+              "w_at_0": ("all fragments of w start at row 0 of w_tile",
+                         quarters(a, w, (0, 0, 32, 32), (0, 0, 0, 0))),
+              "a_at_0": ("all fragments of a start at row 0 of a_tile",
+                         quarters(a, w, (0, 0, 0, 0), (0, 32, 0, 32))),
+              "one_quarter": ("all four warps compute the first quarter: use `row` and `column`",
+                              quarters(a, w, (0, 0, 0, 0), (0, 0, 0, 0)))})
 
 
 def test_wmma_tiled_cuda__hard(subject, agree, rng):
     for a, w, parts in halves(rng, 39):
-        c, _ = run_tiled(subject, a, w)
-        right_parts(agree, "wmma_tiled_cuda", a, w, c, parts)
+        right_parts(agree, "wmma_tiled_cuda", a, w, run_tiled(subject, a, w)[0], parts)
     a, w = operands(rng, 3, 5, 0)
     agree(run_tiled(subject, a, w)[0], product(a, w), "float32",
-          "wmma_tiled_cuda, K = 0: a sum of nothing is 0", mistakes={
-              "c is stored within the loop over k, which has no round here": np.full((3, 5), 7)})
+          "wmma_tiled_cuda, K = 0: an empty sum is 0", mistakes={
+              "stored_in_loop": ("c is stored only if there is a step over k", np.full((3, 5), 7))})
     a, w = operands(rng, 2, 33_000, 3)
     c, _ = run_tiled(subject, a, w, grid=(1, 1))
     agree(c[:, :TILE], product(a, w[:TILE]), "float32", "wmma_tiled_cuda, the first of 516 tiles")
-
-
-def test_wmma_tiled_cuda__fp16(subject, agree, rng):
     a, w = operands(rng, 20, 70, 40)
-    c, _ = run_tiled(subject, a, w, np.float16)
-    agree(c, product(a, w), "float16", "wmma_tiled_cuda, c in fp16")
+    agree(run_tiled(subject, a, w, np.float16)[0], product(a, w), "float16",
+          "wmma_tiled_cuda, c in fp16")
 
 
 def test_wmma_tiled_cuda__work(subject, reference, rng):
     K, steps = 128, 128 // 16
     launch = run_tiled(subject, *operands(rng, TILE, TILE, K))[1]
-    got, want = tensor_instructions(launch), 16 * steps
-    assert got == want, (f"wmma_tiled_cuda, a tile of {TILE} x {TILE} and {K} k: {got} mma, {want} "
-                         f"are enough: four for each 16 k of each warp")
-    got, want = launch.bytes("load"), 2 * TILE * K * 2
-    assert got <= want, (f"wmma_tiled_cuda loads {got:,} bytes of global memory, {want:,} are all "
-                         f"of a and w: take fragments from a_tile and w_tile")
-    got, want = launch.bytes("load", "shared"), 4 * 4 * 512 * steps + 4 * TILE * TILE
-    assert got <= want, (f"wmma_tiled_cuda reads {got:,} bytes of shared memory, {want:,} are "
-                         f"enough: load each fragment once, and use it for two products")
+    enough("more_mma", "wmma_tiled_cuda, a tile of 64 x 64 and 128 k: {} mma instructions",
+           tensor_instructions(launch), 16 * steps, "Use four for each 16 k of each warp.",
+           equal=True)
+    enough("loads_again", "wmma_tiled_cuda loads {:,} bytes of global memory",
+           launch.bytes("load"), 2 * TILE * K * 2, "Load the fragments from a_tile and w_tile.")
+    enough("fragment_again", "wmma_tiled_cuda reads {:,} bytes of shared memory",
+           launch.bytes("load", "shared"), 4 * 4 * 512 * steps + 4 * TILE * TILE,
+           "Load each fragment once, for two products.")
     conflicts = launch.bank_conflicts()
-    assert conflicts <= 1.01, (f"wmma_tiled_cuda: shared memory is asked {conflicts:.3g} times as "
-                               f"often as need be; the rows of c_tile are TILE + PAD apart too")
+    assert conflicts <= 1.01, mistake(
+        "conflicts", f"wmma_tiled_cuda: bank conflicts: shared memory takes {conflicts:.3g} times "
+        f"as many passes as necessary. Rows of c_tile are TILE + PAD numbers apart.")
     a, w = operands(rng, TILE + 2, TILE + 2, K)
     same_work("wmma_tiled_cuda", run_tiled(subject, a, w)[1], run_tiled(reference, a, w)[1])
 
@@ -347,19 +306,15 @@ def test_wmma_tiled_cuda__work(subject, reference, rng):
 
 def run_triton(subject, a, w, BM, BN, BK, precision, grid=None):
     """(c, launch). grid: of only some programs"""
-    import torch
-
     (M, K), N = a.shape, len(w)
     c = torch.full((M, N), 7, dtype=torch.float32)
-    launch = subject.launch("matmul_dot_triton", grid or (ceil(M, BM), ceil(N, BN)),
+    launch = subject.launch("matmul_dot_triton", grid or (-(-M // BM), -(-N // BN)),
                             args=(a, w, c, M, N, K), BM=BM, BN=BN, BK=BK, PRECISION=precision)
     return c, launch
 
 
 def tensors(rng, M, N, K, dtype):
     """a (M, K) and w (N, K) as tensors."""
-    import torch
-
     return [torch.from_numpy(x).to(getattr(torch, dtype))
             for x in operands(rng, M, N, K, np.float32)]
 
@@ -369,57 +324,29 @@ def tf32(x):
     return (x.astype(np.float32).view(np.int32) & ~0x1FFF).view(np.float32)
 
 
-def short(x, dtype):
-    """Rounded to a 16-bit type and back."""
-    import torch
-
-    return torch.from_numpy(x).to(getattr(torch, dtype)).double().numpy()
-
-
 @pytest.mark.parametrize("M, N, K, BM, BN, BK, dtype, precision", TILES)
 def test_matmul_dot_triton(subject, agree, rng, M, N, K, BM, BN, BK, dtype, precision):
-    a, w = tensors(rng, M, N, K, dtype)
-    c, _ = run_triton(subject, a, w, BM, BN, BK, precision)
-    a, w = a.double().numpy(), w.double().numpy()
-    name, want = "matmul_dot_triton", product(a, w)
-    mistakes = likely(name, a, w, BK) | first_alone(name, want, BM, BN) | {
-        f"{name} takes the first {BK} k of a in each step; a + start is where a step begins":
-            steps_of_first(a, w, BK, of_a=True),
-        f"{name} takes the first {BK} k of w in each step; w + start is where a step begins":
-            steps_of_first(a, w, BK, of_w=True),
-        f"{name} takes the first {BK} k of both in each step; a + start and w + start are where a "
-        f"step begins": steps_of_first(a, w, BK, True, True),
-        f"{name} leaves out the first {BK} k": product(a, w, np.arange(K) >= BK)}
+    tensor_a, tensor_w = tensors(rng, M, N, K, dtype)
+    c, _ = run_triton(subject, tensor_a, tensor_w, BM, BN, BK, precision)
+    a, w = tensor_a.double().numpy(), tensor_w.double().numpy()
+    want = product(a, w)
+    mistakes = likely(a, w, BK, BM, BN) | not_advanced(a, w, BK) | {
+        "first_left_out": ("the first BK k are left out", product(a, w, np.arange(K) >= BK))}
     if BN == BK == 16:
-        mistakes["w_tile is (BN, BK), and is taken for (BK, BN): w_tile.T is the second matrix"] = \
-            untransposed(a, w)
-    if dtype != "float32":
-        mistakes[f"{name} rounds the sums to the dtype of a before it stores them; c is fp32"] = \
-            short(want, dtype)
+        mistakes["untransposed"] = ("w_tile (BN, BK) is taken for (BK, BN): multiply by w_tile.T",
+                                    untransposed(a, w))
     if dtype == "float32":
-        mistakes["fp32 is rounded to TF32, though PRECISION says otherwise"] = \
-            product(tf32(a), tf32(w))
+        mistakes["tf32"] = ("fp32 inputs are cut to TF32 although PRECISION says otherwise: pass "
+                            "input_precision=PRECISION", product(tf32(a), tf32(w)))
+    else:
+        mistakes["short_sums"] = ("sums are rounded to the dtype of a before the store; c is fp32",
+                                  torch.from_numpy(want).to(tensor_a.dtype).double().numpy())
     # products are exact and sums are fp32 from whatever inputs; TF32 has as many digits as fp16
     agree(c, want, "float16" if precision == "tf32" else "float32",
-          f"{name}, a {a.shape} and w {w.shape} {dtype}, {precision}, in tiles of {BM} "
+          f"matmul_dot_triton, a {a.shape} and w {w.shape} {dtype}, {precision}, in tiles of {BM} "
           f"x {BN} and steps of {BK}",
           lambda index: f"row {index[0]}, column {index[1]} of c (row {index[0] % BM}, column "
                         f"{index[1] % BN} of its tile)", mistakes)
-
-
-def test_matmul_dot_triton__hard(subject, agree, rng):
-    import torch
-
-    name = "matmul_dot_triton"
-    for (a, w, parts), dtype in ((each, dtype) for dtype in (np.float32, np.float16)
-                                 for each in factors(rng, 39)):
-        a, w = a.astype(dtype), w.astype(dtype)
-        c, _ = run_triton(subject, *map(torch.from_numpy, (a, w)), 16, 16, 32, "ieee")
-        right_parts(agree, f"{name}, {np.dtype(dtype)}", a, w, c.numpy(), parts)
-    a, w = (-abs(x) for x in tensors(rng, 2, 33_000, 3, "float32"))
-    c, _ = run_triton(subject, a, w, 16, 16, 16, "ieee", grid=(1, 1))
-    agree(c[:, :16], product(a.numpy(), w[:16].numpy()), "float32",
-          f"{name}, the first of 2,063 tiles")
 
 
 @pytest.mark.parametrize("dtype, precision, want", [
@@ -430,24 +357,33 @@ def test_matmul_dot_triton__work(subject, reference, rng, dtype, precision, want
     a, w = tensors(rng, M, N, K, dtype)
     _, launch = run_triton(subject, a, w, BM, BN, BK, precision)
     kinds = launch.launches[0]["totals"]["flops_by_type"]
-    assert kinds.get(want, 0) >= 2 * M * N * K, (
-        f"matmul_dot_triton, {dtype} and PRECISION = {precision}: its FLOPs are "
-        f"{', '.join(kinds) or 'none'}, expected {want}: give tl.dot the tiles as they were "
-        f"loaded, and input_precision=PRECISION")
-    got, enough = launch.bytes("load"), M // BM * (N // BN) * (BM + BN) * K * a.itemsize
-    assert got <= enough, (
-        f"matmul_dot_triton, tiles of {BM} x {BN}: {got:,} bytes are loaded, {enough:,} are BM + "
-        f"BN rows of {K} for each: load a tile of a and one of w a step, once")
+    why = "Give tl.dot the tiles in the type they were loaded in, and input_precision=PRECISION."
+    assert kinds.get(want, 0) >= 2 * M * N * K, mistake(
+        "precision_ignored", f"matmul_dot_triton, {dtype} and PRECISION = {precision}: its FLOPs "
+        f"are of type {', '.join(kinds) or 'none'}, expected {want}. {why}", why)
+    enough("loads_again", "matmul_dot_triton, tiles of 16 x 32: {:,} bytes loaded",
+           launch.bytes("load"), M // BM * (N // BN) * (BM + BN) * K * a.itemsize,
+           "In each step, load one tile of a and one of w.")
     _, own = run_triton(reference, a, w, BM, BN, BK, precision)
     same_work("matmul_dot_triton", launch, own)
+
+
+def test_matmul_dot_triton__hard(subject, agree, rng):
+    for (a, w, parts), dtype in ((each, dtype) for dtype in (np.float32, np.float16)
+                                 for each in factors(rng, 39)):
+        a, w = a.astype(dtype), w.astype(dtype)
+        c, _ = run_triton(subject, *map(torch.from_numpy, (a, w)), 16, 16, 32, "ieee")
+        right_parts(agree, f"matmul_dot_triton, {np.dtype(dtype)}", a, w, c.numpy(), parts)
+    a, w = (-abs(x) for x in tensors(rng, 2, 33_000, 3, "float32"))
+    c, _ = run_triton(subject, a, w, 16, 16, 16, "ieee", grid=(1, 1))
+    agree(c[:, :16], product(a.numpy(), w[:16].numpy()), "float32",
+          "matmul_dot_triton, the first of 2,063 tiles")
 
 
 # ---- the course's own launcher and experiments
 
 
 def test_matmul_wmma_cuda(subject, agree, rng):
-    import torch
-
     for M, N, K in ((1, 129, 127), (65, 33, 72), (3, 5, 1000)):
         a, w = tensors(rng, M, N, K, "float16")
         want = subject.matmul_oracle(a.double().numpy(), w.double().numpy())
@@ -457,12 +393,11 @@ def test_matmul_wmma_cuda(subject, agree, rng):
         agree(half, want, "float16", f"matmul_wmma_cuda, {(M, N, K)}")
         agree(single, want, "float32", f"matmul_wmma_cuda to fp32, {(M, N, K)}")
         assert torch.equal(half, single.half())
+        assert torch.equal(half, subject.matmul_wmma_cuda(a, w))
 
 
 def test_rows_that_start_anywhere(subject, agree, rng):
     """Contiguous, but not at a multiple of 16 bytes."""
-    import torch
-
     a = torch.from_numpy(operands(rng, 1, 1, 20 * 32 + 1)[0][0])
     w = tensors(rng, 9, 9, 32, "float16")[1]
     left = a[1:].view(20, 32)
@@ -471,17 +406,14 @@ def test_rows_that_start_anywhere(subject, agree, rng):
 
 
 @pytest.mark.parametrize("M, N, K", [(0, 5, 3), (5, 0, 3), (0, 0, 0), (3, 4, 0)])
-def test_nothing_to_do(subject, M, N, K):
-    import torch
-
-    got = subject.matmul_wmma_cuda(torch.ones(M, K).half(), torch.ones(N, K).half())
-    assert torch.equal(got, torch.zeros(M, N).half())
+def test_nothing_to_do(subject, rng, M, N, K):
+    for got in (subject.matmul_wmma_cuda(torch.ones(M, K).half(), torch.ones(N, K).half()),
+                subject.matmul_persistent(*(padded(rng, rows, K, "float16") for rows in (M, N)))):
+        assert torch.equal(got, torch.zeros(M, N).half())
 
 
 def test_extreme_values(subject):
     """A row with inf or NaN spoils only itself; fp16 overflows in c, not in the sums."""
-    import torch
-
     a, w = torch.ones(3, 40).half(), torch.ones(5, 40).half()
     a[0, 0], a[1, 0], w[:, 1] = torch.inf, torch.nan, 60000
     got = subject.matmul_wmma_cuda(a, w, subject.torch.float32)
@@ -493,33 +425,32 @@ def test_extreme_values(subject):
     assert (subject.matmul_wmma_cuda(a, w) == 0).all()
 
 
-def test_twice_the_same(subject, rng):
-    import torch
-
-    a, w = tensors(rng, 20, 30, 200, "float16")
-    assert torch.equal(subject.matmul_wmma_cuda(a, w), subject.matmul_wmma_cuda(a, w))
-
-
-def test_what_the_launcher_refuses(subject):
-    import torch
-
+def test_what_the_launchers_refuse(subject):
     a, w = torch.ones(4, 6).half(), torch.ones(5, 6).half()
-    for given, says in (((a, w[:, :5]), "(5, 5), expected (M, K) and (N, K)"),
-                        ((a.float(), w.float()), "a is torch.float32"),
-                        ((torch.empty(TILE * 65_535 + 1, 0).half(), w[:, :0]), "expected at most"),
-                        ((a, w.bfloat16()), "w torch.bfloat16"),
-                        ((a, w, subject.torch.bfloat16), "expected torch.float16 or torch.float32"),
-                        ((torch.ones(6, 4).half().T, w), "a has strides (1, 4)"),
-                        ((a, torch.ones(5, 12).half()[:, ::2]), "w has strides (12, 2)")):
-        with pytest.raises(Raised) as refusal:
-            subject.matmul_wmma_cuda(*given)
-        assert says in refusal.value.text
+    cases = {"matmul_wmma_cuda": [
+        ((a, w[:, :5]), "(5, 5), expected (M, K) and (N, K)"),
+        ((a.float(), w.float()), "a is torch.float32"),
+        ((torch.empty(TILE * 65_535 + 1, 0).half(), w[:, :0]), "expected at most"),
+        ((a, w.bfloat16()), "w torch.bfloat16"),
+        ((a, w, subject.torch.bfloat16), "expected torch.float16 or torch.float32"),
+        ((torch.ones(6, 4).half().T, w), "a has strides (1, 4)"),
+        ((a, torch.ones(5, 12).half()[:, ::2]), "w has strides (12, 2)")]}
+    a, w = torch.ones(4, 16).half(), torch.ones(5, 16).half()
+    cases["matmul_persistent"] = [
+        ((a, w[:, :8]), "(5, 8), expected (M, K) and (N, K)"),
+        ((a.float(), w.float()), "a is torch.float32"),
+        ((a, torch.ones(16, 5).half().T), "w has strides (1, 5)"),
+        ((a[:1].expand(4, 16), w), "a has strides (0, 1)"),
+        ((torch.ones(4, 9).half(), torch.ones(5, 9).half()), "a has strides (9, 1)")]
+    for launcher, rows in cases.items():
+        for args, says in rows:
+            with pytest.raises(Raised) as refusal:
+                getattr(subject, launcher)(*args)
+            assert says in refusal.value.text
 
 
 def padded(rng, rows, K, dtype, device="cpu"):
     """(rows, K) in rows that start at multiples of 16 bytes, NaN between them."""
-    import torch
-
     x = torch.full((rows, K + -K % 8), torch.nan, dtype=getattr(torch, dtype), device=device)
     return x[:, :K].copy_(torch.from_numpy(rng.standard_normal((rows, K))))
 
@@ -543,33 +474,8 @@ def test_matmul_persistent(subject, agree, rng):
           "matmul_persistent, two rows of tiles and two columns")
 
 
-@pytest.mark.parametrize("M, N, K", [(0, 5, 3), (5, 0, 3), (0, 0, 0), (3, 4, 0)])
-def test_persistent_with_nothing_to_do(subject, rng, M, N, K):
-    import torch
-
-    got = subject.matmul_persistent(*(padded(rng, rows, K, "float16") for rows in (M, N)))
-    assert torch.equal(got, torch.zeros(M, N).half())
-
-
-def test_what_persistent_refuses(subject):
-    import torch
-
-    a, w = torch.ones(4, 16).half(), torch.ones(5, 16).half()
-    for given, says in (((a, w[:, :8]), "(5, 8), expected (M, K) and (N, K)"),
-                        ((a.float(), w.float()), "a is torch.float32"),
-                        ((a, torch.ones(16, 5).half().T), "w has strides (1, 5)"),
-                        ((a[:1].expand(4, 16), w), "a has strides (0, 1)"),
-                        ((torch.ones(4, 9).half(), torch.ones(5, 9).half()),
-                         "a has strides (9, 1)")):
-        with pytest.raises(Raised) as refusal:
-            subject.matmul_persistent(*given)
-        assert says in refusal.value.text
-
-
 def test_persistent_refuses_rows_that_start_anywhere():
     """In this process: an array that is sent to another one gets another alignment."""
-    import torch
-
     from layer1_kernels.k12_tensor_cores import matmul_persistent
 
     with pytest.raises(ValueError, match="starts at byte 2 of 16, expected"):
@@ -583,9 +489,9 @@ def test_fp16_sums_lose_digits(subject):
 
 
 def test_tf32_has_the_digits_of_fp16(subject):
-    found = subject.errors_of_products(256)
-    assert found["ieee"] < 5e-6 and found["tf32x3"] < 5e-6
-    assert 1e-4 < found["as fp16"] < 2e-3 and 1e-4 < found["tf32"] < 2e-3 < 2 * found["as bf16"]
+    errors = subject.errors_of_products(256)
+    assert errors["ieee"] < 5e-6 and errors["tf32x3"] < 5e-6
+    assert 1e-4 < errors["as fp16"] < 2e-3 and 1e-4 < errors["tf32"] < 2e-3 < 2 * errors["as bf16"]
 
 
 # ---- what the assembler makes
@@ -603,16 +509,16 @@ def test_what_the_lesson_says_of_hopper():
         return simulator.hopper(matmul_dot_triton, args, sizes, num_warps=warps)
 
     for BM, warps in ((32, 4), (64, 2)):
-        found = compiled(BM, 64, warps)
-        assert found.mma_sync and not found.wgmma, (BM, warps)
+        code = compiled(BM, 64, warps)
+        assert code.mma_sync and not code.wgmma, (BM, warps)
     for BM, BN, warps in ((64, 64, 4), (128, 128, 8), (128, 256, 8)):
-        found = compiled(BM, BN, warps)
-        assert found.wgmma and not found.mma_sync and not found.spills, (BM, BN, warps)
-        assert not found.serialised and found.shared <= 227 * 1024, (BM, BN, warps)
+        code = compiled(BM, BN, warps)
+        assert code.wgmma and not code.mma_sync and not code.spills, (BM, BN, warps)
+        assert not code.serialised and code.shared <= 227 * 1024, (BM, BN, warps)
     assert compiled(128, 256, 4).spills
     assert compiled(128, 128, 8, "fp32", "tf32").wgmma
-    found = compiled(128, 128, 8, "fp32", "ieee")
-    assert not found.wgmma and not found.mma_sync
+    code = compiled(128, 128, 8, "fp32", "ieee")
+    assert not code.wgmma and not code.mma_sync
 
 
 @pytest.mark.slow
@@ -622,10 +528,10 @@ def test_what_the_assembler_makes_of_persistent(sizes):
     from lab.author import hopper_report
     from layer1_kernels.bench.k12_tensor_cores import shipped
 
-    for name, found in shipped(sizes).items():
-        assert found.wgmma and not found.mma_sync and not found.spills, name
-        assert found.tma_loads and found.tma_stores and not found.serialised, name
-        assert not found.loads and not found.stores and found.shared <= hopper_report.SHARED, name
+    for name, code in shipped(sizes).items():
+        assert code.wgmma and not code.mma_sync and not code.spills, name
+        assert code.tma_loads and code.tma_stores and not code.serialised, name
+        assert not code.loads and not code.stores and code.shared <= hopper_report.SHARED, name
 
 
 @pytest.mark.slow
@@ -636,8 +542,8 @@ def test_what_the_assembler_makes_of_wmma():
 
     for arch in ("sm_80", "sm_90"):
         for name in ("wmma_warp_cuda", "wmma_tiled_cuda"):
-            found = KERNELS.resources(name, arch)
-            assert found.spill_stores == found.stack == 0, f"{name} on {arch}: {found}"
+            code = KERNELS.resources(name, arch)
+            assert code.spill_stores == code.stack == 0, f"{name} on {arch}: {code}"
         assert simulator.sass(KERNELS.get("wmma_tiled_cuda"), arch).count("HMMA") == 2 * 4 * 4
 
 
@@ -645,8 +551,6 @@ def test_what_the_assembler_makes_of_wmma():
 @pytest.mark.parametrize("M, N, K", [(0, 5, 4), (3, 4, 0), (1, 1000, 1000), (129, 127, 1000),
                                      (1024, 2048, 512)])
 def test_every_kernel_on_the_device(M, N, K):
-    import torch
-
     from layer1_kernels import matmul_wmma_cuda
 
     a, w = (torch.randn(rows, K, device="cuda").half() for rows in (M, N))
@@ -662,23 +566,18 @@ def test_every_kernel_on_the_device(M, N, K):
                                      (129, 127, 1001), (4096, 2304, 256)])
 def test_matmul_persistent_on_the_device(rng, M, N, K, dtype):
     """The last has 288 tiles, more than any device has multiprocessors."""
-    import torch
-
     from layer1_kernels import matmul_persistent
 
     a, w = (padded(rng, rows, K, dtype, "cuda") for rows in (M, N))
     want = a.double() @ w.double().T
-    got = matmul_persistent(a, w)
-    near = torch.finfo(got.dtype).eps                           # twice what rounding c costs
-    assert torch.allclose(got.double(), want, rtol=near, atol=1e-3)
+    got = matmul_persistent(a, w)                               # eps: twice what rounding c costs
+    assert torch.allclose(got.double(), want, rtol=torch.finfo(got.dtype).eps, atol=1e-3)
     assert torch.equal(matmul_persistent(a, w), got)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("M, N, K", [(16, 32, 48), (512, 256, 1024)])
 def test_what_no_public_function_launches_on_the_device(M, N, K):
-    import torch
-
     from layer1_kernels.k12_tensor_cores import KERNELS, matmul_dot_triton
 
     a, w = (torch.randn(rows, K, device="cuda") for rows in (M, N))
