@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lab.plots import GREY, INK, RED, closed
+from lab.plots import BLUE, GREY, INK, RED, closed
 
 FLOOR_SHADES = {"kernel": "#54aeff", "graph": RED, "system": "#0a3069", "idle": "#d0d7de"}
 
@@ -33,6 +33,39 @@ def floors_by_step(title, panels):
     figure.legend(*every[0, -1].get_legend_handles_labels(), loc="outside lower center", ncols=4,
                   frameon=False, handlelength=1)
     figure.suptitle(title)
+    return closed(figure)
+
+
+STEP_SHADES = {"matmul": BLUE, "paged_attention": RED}
+
+
+def building(title, step, measures):
+    """One step, seen from each floor: a bar a span, its name where there is room.
+
+    step: an o01 Step    measures: {floor: how it is measured}, from top to bottom
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Patch
+
+    start = step.spans[0].begin
+    figure, axes = plt.subplots(figsize=(7.5, 3.0), layout="constrained")
+    for span in step.spans:
+        y = list(measures).index(span.floor)
+        left = (span.begin - start) / 1e6
+        ms = (span.end - span.begin) / 1e6
+        small = span.floor == "kernel"
+        colour = STEP_SHADES.get(span.name, GREY) if small else "#ddf4ff"
+        axes.barh(y, ms, left=left, color=colour, edgecolor="white" if small else BLUE, lw=0.5)
+        if ms > 1:
+            axes.text(left + ms / 2, y, f"{span.name}, {ms:.1f} ms", ha="center", va="center")
+    axes.set(title=title, xlabel="ms", xlim=(0, None))
+    axes.set_yticks(range(len(measures)), [f"{name}\n{text}" for name, text in measures.items()])
+    axes.invert_yaxis()
+    axes.tick_params(left=False)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    shades = {"matmul": BLUE, "attention": RED, "other kernels": GREY}
+    figure.legend(handles=[Patch(color=shade, label=name) for name, shade in shades.items()],
+                  loc="outside lower center", ncols=3, frameon=False, handlelength=1)
     return closed(figure)
 
 

@@ -1,4 +1,6 @@
-"""Losses by size: recorded runs, laws, and what a budget buys."""
+"""Losses by size: recorded runs, laws, their errors, and what a budget buys."""
+
+import numpy as np
 
 from lab.plots import BLUE, GREY, INK, RED, STROKES, closed
 
@@ -57,4 +59,50 @@ def valleys(title, curves, marks, x, y, inside=None):
     axes.grid(which="major", color="#eaeef2")
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", ncols=2, frameon=False)
+    return closed(figure)
+
+
+def law_errors(title, N, D, errors):
+    """A square a run, rows of N and columns of D: blue below the law, red above it.
+
+    N, D, errors: (runs,)
+    """
+    import matplotlib.pyplot as plt
+
+    rows, columns = np.unique(N), np.unique(D)
+    grid = np.full((len(rows), len(columns)), np.nan)
+    grid[np.searchsorted(rows, N), np.searchsorted(columns, D)] = errors
+    most = np.nanmax(np.abs(grid))
+    figure, axes = plt.subplots(figsize=(5.5, 2.8), layout="constrained")
+    axes.imshow(grid, cmap="RdBu_r", vmin=-1.6 * most, vmax=1.6 * most, aspect="auto")
+    for (row, column), error in np.ndenumerate(grid):
+        if not np.isnan(error):
+            axes.text(column, row, f"{error:+.3f}", ha="center", va="center", color=INK)
+    axes.set(title=title, xlabel="characters D", ylabel="parameters N")
+    axes.set_xticks(range(len(columns)), [f"{d:,.0f}" for d in columns])
+    axes.set_yticks(range(len(rows)), [f"{n:,.0f}" for n in rows])
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    return closed(figure)
+
+
+def bent_cost(title, delta):
+    """A residual's cost and its slope, which stops growing at delta; in grey, without a bound."""
+    import matplotlib.pyplot as plt
+
+    r = np.linspace(-4 * delta, 4 * delta, 801)
+    slope = np.clip(r, -delta, delta)
+    area = np.concatenate([[0], np.cumsum((slope[1:] + slope[:-1]) / 2)]) * (r[1] - r[0])
+    cost = area - area.min()                    # the cost is the area under its slope
+    figure, panels = plt.subplots(1, 2, figsize=(7.5, 2.6), layout="constrained")
+    for axes, name, free, bound in zip(panels, ("cost", "slope = weight · r"), (r * r / 2, r),
+                                       (cost, slope), strict=True):
+        axes.plot(r, free, color=GREY, lw=1)
+        axes.plot(r, bound, color=BLUE, lw=2)
+        axes.set_title(name, fontsize=10, color=INK)
+        axes.set_xticks([-delta, 0, delta], ["−delta", "0", "delta"])
+        axes.set(xlabel="residual r", yticks=[], ylim=(min(bound) * 2, max(bound) * 1.3))
+        axes.grid(axis="x", color="#eaeef2")
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(title)
     return closed(figure)
