@@ -14,12 +14,12 @@ def memory_of_step(title, L, layer, entry, state=0, room=None, unit="GB"):
     import matplotlib.pyplot as plt
 
     forward = np.arange(1, L + 1)
-    kept = layer * np.concatenate([forward, forward[::-1]])
+    stored = layer * np.concatenate([forward, forward[::-1]])
     again = np.concatenate([entry * forward, entry * (forward[::-1] - 1) + layer])
     edges = np.arange(2 * L + 1)
     figure, axes = plt.subplots(figsize=(7.5, 3.2), layout="constrained")
     axes.fill_between(edges[[0, -1]], 0, state, color="#54aeff", label="weights, gradients, Adam")
-    axes.stairs(state + kept, edges, baseline=state, fill=True, color="#d0d7de",
+    axes.stairs(state + stored, edges, baseline=state, fill=True, color="#d0d7de",
                 label="activations kept")
     axes.stairs(state + again, edges, baseline=None, color=BLUE, lw=1.5, label="recomputed")
     if room:
