@@ -58,6 +58,8 @@ def test_power_law(subject, agree, rng, A, a, noise):
     agree(got, want, "float32", f"power_law through {len(n)} points around {A:g} / n^{a:g}",
           at=lambda i: ("A", "a")[i[0]], mistakes={
         "slope": ("you return the slope; a is minus the slope", [np.exp(start), slope]),
+        "always_falls": ("a is made positive, but y may grow with n",
+                         [np.exp(log_y + abs(slope) * x), abs(slope)]),
         "log_a": ("log A is returned, not A", [start, -slope]),
         "no_logs": ("the line is fitted to y over n, without logarithms", [flat_start, -flat]),
         "turned_round": ("the line is fitted to log n over log y; exchange the two",
