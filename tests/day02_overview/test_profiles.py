@@ -44,14 +44,14 @@ def test_the_counts_are_those_of_the_formulas():
         return [(s.flops, s.moved, s.weights, s.between) for s in profiles[cause].spans
                 if s.kind == kind]
 
-    row, array, few = 4 * rec.C, 4 * rec.N, 4 * rec.FEW
+    row, array, few = 4 * rec.C, 4 * rec.N, 4 * rec.NUMBERS
     matrix = row * rec.C
     assert work("unbatched") == [
         (2 * rec.C**2, matrix + 2 * row, matrix, n * row) for n in (1, *[2] * (rec.LAYERS - 2), 1)]
     assert work("unfused") == [
         (rec.N, n * array, 0, k * array)
         for n, k in zip((2, 2, 3, 2, 3, 2), (1, 2, 2, 2, 2, 1), strict=True)]
-    assert work("launch-bound") == [(rec.FEW, 2 * few, 0, 0)] * rec.LAUNCHES
+    assert work("launch-bound") == [(rec.NUMBERS, 2 * few, 0, 0)] * rec.LAUNCHES
     assert len(work("launch-bound", "host")) == rec.LAUNCHES
     n = rec.SIDE
     for cause, count in (("imbalanced", 2 * sum(rec.UNEVEN)), ("communication-bound", 4)):
@@ -86,7 +86,7 @@ def test_a_span_outside_its_profile_is_an_error():
 
 def test_a_span_can_be_recorded():
     """The recorder's tape and its choice, without the minutes of a whole recording."""
-    tape = rec.Tape(3)
+    tape = rec.LaunchTape(3)
     with tape.span("kernel", "k", 5):
         pass
     (rank, kind, name, start, end, flops), = tape.spans
