@@ -1,8 +1,8 @@
 """o01 · The three-storey building: every nanosecond of serving belongs to one floor
 
 A span is a stretch of time with a name: [begin, end), in ns. Spans nest: a call and what it calls.
-kernel: inside one operation   graph: the forward around its operations
-system: the serving around the forward   idle: there is no work
+kernel: inside one operation   graph: the model's code between operations
+system: the serving code around the model   idle: there is no request
 TTFT: time to first token   TPOT: time per output token   TPS: tokens per second
 MFU: model FLOPs utilisation, the share of the peak FLOP/s that a model's own FLOPs take
 """
@@ -20,26 +20,26 @@ FLOORS = ("kernel", "graph", "system", "idle")
 
 class Span(NamedTuple):
     name: str
-    floor: str
+    floor: str              # one of FLOORS
     begin: int              # ns
     end: int                # ns
-    flops: int = 0          # that a kernel must do
+    flops: int = 0          # FLOPs that a kernel must do
     moved: int = 0          # bytes that it must read and write
-    operations: int = 0     # of PyTorch, in a kernel or in a forward outside its kernels
+    operations: int = 0     # PyTorch operations inside it; of a forward, those outside its kernels
 
 
 class Step(NamedTuple):
-    """One forward, and what is done before and after it."""
+    """One step: a forward, and the serving code before and after it."""
 
     phase: str              # prefill or decode
     batch: dict             # {name of a request: its new tokens}
-    spans: list             # [Span]: the whole step first, then all in it
+    spans: list             # [Span]: first the whole step, then every span inside it
 
 
 class Request(NamedTuple):
     name: str
     arrival: int            # ns
-    sent: list              # [ns]: when each new token reached its reader
+    sent: list              # [ns]: when each new token was sent to the user
     prompt: str
     prompt_tokens: int
     answer: str
@@ -47,13 +47,13 @@ class Request(NamedTuple):
 
 class Trace(NamedTuple):
     about: dict             # how it was made: machine, versions, model
-    requests: list
-    steps: list
-    spans: list             # all, in the order in which they began; the first holds the others
+    requests: list          # [Request]
+    steps: list             # [Step]
+    spans: list             # [Span]: all, in order of beginning; the first holds the others
 
 
 def read_trace(path=TRACE):
-    """The Trace in a file of layer2_graph.bench.trace. ValueError if the file is not one."""
+    """The Trace in a file written by layer2_graph.bench.trace. ValueError if it is not one."""
     try:
         about = json.loads(Path(path).read_text("utf-8"))
         spans = [Span(*row) for row in about.pop("spans")]
@@ -68,7 +68,7 @@ def read_trace(path=TRACE):
 
 
 def inside(spans, outer):
-    """The spans that run within `outer`, itself left out."""
+    """The spans inside another one, without that one."""
     return [s for s in spans if s is not outer and outer.begin <= s.begin and s.end <= outer.end]
 
 
@@ -76,19 +76,21 @@ def inside(spans, outer):
 
 
 def predict_floor():
-    """The floor that most of the time of a decode step belongs to: kernel, graph or system."""
-    # exercise: a small model, one or two rows a step, on a CPU; a step calls 54 kernels
+    """Your guess: the floor with the largest share of a decode step's time, "kernel", "graph" or
+    "system"."""
+    # exercise: a small model on a CPU, one or two tokens per step, 54 kernels per step
     return "kernel"
 
 
 def time_by_floor(spans):
-    """{floor: ns}, keys FLOORS. Each nanosecond counts once: for the innermost span it is in.
+    """{floor: ns} with the keys FLOORS. Each nanosecond counts once, for the innermost span around.
 
-    spans: [Span] in the order in which they began, a span before those inside it. Two either nest
-    or do not overlap; one may begin in the nanosecond in which another has ended.
+    spans: [Span] in order of beginning, an outer span before those inside it. Two spans either nest
+    or do not overlap; one may begin in the nanosecond in which another ends.
     """
-    time, running = dict.fromkeys(FLOORS, 0), []    # running: spans, each inside the last
-    # exercise: a span's length goes to its floor, and is taken from the floor of the one around it
+    time = dict.fromkeys(FLOORS, 0)
+    running = []                # the spans still open, the innermost last
+    # exercise: add each span's length to its floor, and subtract it from that of the span around it
     for span in spans:
         while running and running[-1].end <= span.begin:
             running.pop()
@@ -100,19 +102,19 @@ def time_by_floor(spans):
     return time
 
 
-# ---- what each floor is judged by
+# ---- how each floor is measured
 
 
 def roof_shares(spans, peak, bandwidth):
-    """(bandwidth share of the kernels, MFU of the step), two numbers >= 0; 1 is the roof.
+    """(share of the bandwidth, MFU), two numbers of 0 or more; 1 is the roof.
 
-    spans: [Span], a whole step first, then all in it; no kernel lies within another
+    spans: [Span], first the whole step, then every span inside it; kernels do not nest
     peak: FLOP/s    bandwidth: byte/s
-    The kernels are judged by the time in which a kernel ran, the graph by the time of the step.
-    Source of MFU: "PaLM", Chowdhery et al., 2022, section 4.1; here with the FLOPs in `spans`.
+    Divide the bytes by the time in which kernels ran, the FLOPs by the time of the whole step.
+    Source of MFU: "PaLM", Chowdhery et al., 2022, section 4.1.
     """
     kernels = [s for s in spans if s.floor == "kernel"]
-    # exercise: a rate is bytes or FLOPs over seconds; a span is in ns
+    # exercise: a rate is bytes or FLOPs divided by seconds; the times of a span are in ns
     ran = sum(s.end - s.begin for s in kernels) / 1e9
     whole = (spans[0].end - spans[0].begin) / 1e9
     moved = sum(s.moved for s in kernels)
@@ -121,10 +123,10 @@ def roof_shares(spans, peak, bandwidth):
 
 
 def latencies(request):
-    """(TTFT, TPOT) in seconds; TPOT is None where there is one token.
+    """(TTFT, TPOT) in seconds; TPOT is None if there is only one token.
 
     TTFT counts from the arrival, so it includes waiting. TPOT is the mean time from one token to
-    the next, so it leaves out the wait for the first.
+    the next; the time to the first token is not part of it.
     """
     # exercise: how many gaps are there between n tokens?
     first = request.sent[0]
@@ -135,7 +137,7 @@ def latencies(request):
 
 
 def throughput(requests):
-    """TPS: new tokens of all requests over the seconds from the first arrival to the last token."""
+    """TPS: new tokens of all requests, divided by the seconds from first arrival to last token."""
     seconds = (max(r.sent[-1] for r in requests) - min(r.arrival for r in requests)) / 1e9
     return sum(len(r.sent) for r in requests) / seconds
 
@@ -144,22 +146,29 @@ def throughput(requests):
 
 
 def choose_floors():
-    """The floor and the constraint of twelve techniques: a list of twelve texts, two words each.
+    """Floor and constraint of twelve techniques: a list of twelve strings, such as "kernel memory".
 
     1   flash attention: softmax runs tile by tile, and the T · N scores never go to memory
-    2   tensor cores: the instructions that multiply 16-bit tiles replace those for single numbers
-    3   ring all-reduce: to add up their results, GPUs send parts to a neighbour, not all to all
-    4   kernel fusion: the norm's kernel does the addition before it, so the sum is not read again
+    2   tensor cores: instructions that multiply 16-bit tiles replace those for single numbers
+    3   ring all-reduce: to add up their results, each GPU sends parts to one neighbour instead of
+        everything to every GPU
+    4   kernel fusion: one kernel does the addition and the norm after it, so the sum is not read
+        again
     5   CUDA graphs: the launches of a step are recorded once, and replayed by one call
-    6   quantised weights: a decode step reads matrices of 4 bits instead of 16
-    7   pinned prefetch: the next layer's weights come from the host while this layer computes
-    8   continuous batching: a request joins at the next step, not when the batch has ended
-    9   paged KV cache: a context gets small pages as it grows, not one piece for the longest
-    10  prefix cache: a prompt that many requests share is prefilled once
-    11  speculative decoding: a draft guesses, so that one step reads the weights for several tokens
+    6   quantised weights: a decode step reads weights of 4 bits instead of 16
+    7   prefetch: the next layer's weights are copied from the host while this layer computes
+    8   continuous batching: a request joins at the next step, not after the whole batch is finished
+    9   paged KV cache: a context is given small pages as it grows, not one piece large enough for
+        the longest
+    10  prefix cache: the part that many prompts share is prefilled only once
+    11  speculative decoding: a small model guesses the next tokens, so that one step of the large
+        model reads its weights for several tokens
     12  tensor parallelism: the weights, too large for one GPU, are split over several
+
+    Floors: kernel, graph, system
+    Constraints: compute, memory, communication, overhead, capacity, waiting
     """
-    # exercise: kernel, graph or system; compute, memory, communication, overhead, capacity, waiting
+    # exercise: for each of the twelve a floor, a space and a constraint
     return ["kernel memory", "kernel compute", "kernel communication",
             "graph memory", "graph overhead", "graph memory", "graph communication",
             "system waiting", "system capacity", "system compute", "system memory",

@@ -1,10 +1,10 @@
 """o05 · Scaling laws: loss = E + A / N^a + B / D^b
 
-N: parameters   D: tokens learnt, each once   loss: nats a token, on held-out text
-E: the loss that no model avoids   A, a, B, b: the other constants of a law   log: to base e
+N: parameters   D: training tokens, each used once   loss: nats per token, on held-out text
+E: the loss that no model gets below   A, a, B, b: the other constants of a law   log: to base e
 theta: (log E, log A, log B, a, b)
-A training run does about 6·N·D FLOPs: 2 for each weight and token forward, 4 backward. So a law
-says what a budget buys before it is spent.
+A training run takes about 6·N·D FLOPs: per weight and token 2 forward and 4 backward. So a law
+predicts what a budget will buy before it is spent.
 """
 
 import json
@@ -18,33 +18,32 @@ __all__ = ["HOFFMANN", "REFIT", "Law", "best_split", "chinchilla", "effective_pa
            "huber", "kaplan", "kaplan_split", "law_of", "power_law", "recorded", "rosenfeld"]
 
 RUNS = Path(__file__).parent / "laws" / "runs.json"     # made by laws/train.py
-LOG_CEILING = np.log(np.log(96))        # a guess among the 96 characters of the runs: log 96 nats
+LOG_CEILING = np.log(np.log(96))        # the loss of guessing one of 96 characters is log 96
 
 
 # ---- one power law
 
 
 def predict_windows():
-    """How many held-out windows make the standard error of a mean loss 0.003 nats.
-
-    It is 0.012 with 2048 windows.
-    """
-    # exercise: the error of a mean falls with the root of the number
+    """The number of held-out windows for a standard error of 0.003 nats, if it is 0.012 with 2,048
+    windows."""
+    # exercise: the standard error falls with the square root of the number of windows
     return 2048 * 16
 
 
 def power_law(n, y):
-    """(A, a) of y = A / n^a: the line of least squares through log y over log n.
+    """(A, a) of y = A / n^a, from the least-squares line of log y over log n.
 
-    n, y: positive numbers, as many y as n, with at least two different n
+    n, y: positive numbers, equally many; at least two different n
     """
     n = np.asarray(n, np.float64)
     y = np.asarray(y, np.float64)
     if n.shape != y.shape or len(np.unique(n)) < 2 or min(n.min(), y.min()) <= 0:
-        raise ValueError(f"power_law: expected as many y as n, all above 0, and two different n; "
-                         f"got n = {n.tolist()} and y = {y.tolist()}")
+        raise ValueError("power_law: expected equally many n and y, all above 0, with at least two "
+                         f"different n; got n = {n.tolist()} and y = {y.tolist()}")
     # exercise: log y = log A - a · log n is a straight line
-    x, log_y = np.log(n), np.log(y)
+    x = np.log(n)
+    log_y = np.log(y)
     across = x - x.mean()
     a = -(across @ log_y) / (across @ across)
     return np.exp(log_y.mean() + a * x.mean()), a
@@ -57,10 +56,11 @@ def chinchilla(theta, N, D):
     """log(E + A / N^a + B / D^b), Hoffmann et al. 2022.
 
     theta: (log E, log A, log B, a, b)    N, D: numbers or arrays of one shape
-    During a fit the constants may be far off: A may be larger than a float can hold.
+    During a fit the constants can be far off: A itself may be too large for a float, so work with
+    logarithms.
     """
     log_E, log_A, log_B, a, b = theta
-    # exercise: the logs of the three terms; add the terms without leaving the logs
+    # exercise: compute the logarithms of the three terms; add them with np.logaddexp
     terms = log_A - a * np.log(N), log_B - b * np.log(D)
     return np.logaddexp(log_E, np.logaddexp(*terms))
 
@@ -68,8 +68,8 @@ def chinchilla(theta, N, D):
 def rosenfeld(theta, N, D):
     """The log of the same sum s under a ceiling c: s · c / sqrt(s² + c²), Rosenfeld et al. 2020.
 
-    c is what guessing costs. Where s is far above c, the loss is c; where s is far below, it is s.
-    The paper has another constant for the bend; the others can be scaled so that it is c.
+    c is the loss of guessing. If s is much larger, the loss is about c; if it is much smaller,
+    about s. (The paper has one more constant, for where the curve bends; it can be scaled away.)
     """
     s = chinchilla(theta, N, D)
     return s - np.logaddexp(0, 2 * (s - LOG_CEILING)) / 2
@@ -94,7 +94,7 @@ class Law(NamedTuple):
     b: float
 
     def loss(self, N, D):
-        """Nats a token."""
+        """Nats per token."""
         return np.exp(chinchilla((*np.log(self[:3]), *self[3:]), N, D))
 
 
@@ -111,22 +111,24 @@ REFIT = Law(1.8172, 482.01, 2085.43, 0.3478, 0.3658)            # Besiroglu et a
 
 
 def huber(r, delta):
-    """(cost, weight) of residuals: r² / 2 up to |r| = delta, and a straight line beyond.
+    """(cost, weight) of residuals r, two arrays (runs,). delta: > 0
 
-    r: (runs,)    delta: > 0    The line continues the curve without a step or a kink.
-    weight · r is the slope of the cost: a run far off pulls as hard as one that is delta off.
+    The cost is r² / 2 up to |r| = delta and a straight line from there, without a step or a kink.
+    weight · r is the slope of the cost, so a run that is far off pulls only as hard as one that is
+    off by delta.
     """
-    # exercise: both cases at once, with |r| cut off at delta
+    # exercise: write both cases; min(|r|, delta) helps in both
     size = np.abs(r)
     bent = np.minimum(size, delta)
     return bent * (size - bent / 2), delta / np.maximum(size, delta)
 
 
 def fit(form, N, D, loss, begin=None):
-    """The theta with which a form fits the runs best: the least sum of Huber costs of log losses.
+    """The theta of the form that describes the runs best: the smallest sum of Huber costs of log
+    losses.
 
     form: chinchilla, rosenfeld or kaplan    N, D, loss: (runs,)
-    begin: thetas to begin at, by default those of `starts`; the best result counts
+    begin: starting points, by default `starts`; the best result counts
     """
     N, D, target = (np.asarray(x, np.float64) for x in (N, D, np.log(loss)))
     begin = starts(form, N, D) if begin is None else begin
@@ -139,7 +141,7 @@ def fit(form, N, D, loss, begin=None):
 
 
 def starts(form, N, D):
-    """Starting points: each term about 1 in the middle of the runs, with several exponents."""
+    """Starting points: every term about 1 in the middle of the runs, with several exponents."""
     n = np.log(N).mean()
     d = np.log(D).mean()
     if form is kaplan:
@@ -148,7 +150,8 @@ def starts(form, N, D):
 
 
 def descend(residuals, theta, delta=1e-3, rounds=300):
-    """Levenberg-Marquardt: (theta, its cost). Runs far off count less, by Huber's weights.
+    """Levenberg-Marquardt. Returns (theta, its cost). Huber's weights reduce the influence of
+    outliers.
 
     residuals: theta -> (runs,)    delta: of log losses; 0.001 as in Hoffmann et al. 2022
     """
@@ -170,13 +173,13 @@ def descend(residuals, theta, delta=1e-3, rounds=300):
             cost = cost_there
             weight = weight_there
         damping = max(damping / 3, 1e-9) if better else damping * 4
-        if damping > 1e9:                               # no step, however small, is downhill
+        if damping > 1e9:                               # even the smallest step goes uphill
             break
     return theta, cost.sum()
 
 
 def recorded(name):
-    """The recorded runs of a set, a dict each: grid, lstm, depth, rate, seed or far."""
+    """The recorded runs of a set, as dicts. name: grid, lstm, depth, rate, seed or far"""
     runs = json.loads(RUNS.read_text("utf-8"))["runs"]
     rows = [run for run in runs if run["set"] == name]
     if not rows:
@@ -190,13 +193,13 @@ def recorded(name):
 
 def predict_tokens_per_parameter():
     """D / N of the best split of 5.76e23 FLOPs, by HOFFMANN's constants."""
-    # exercise: within 25 % is right; which term is worth more, and what follows for its share?
+    # exercise: within 25 % is right; which term falls more slowly, and what does it need more of?
     return 42
 
 
 def best_split(law, flops):
-    """(N, D) with 6·N·D = flops at which a law promises the least loss."""
-    # exercise: with D = flops / 6 / N, where is the slope of A / N^a + B / D^b over log N zero?
+    """The (N, D) with 6·N·D = flops that has the lowest predicted loss."""
+    # exercise: substitute D = flops / 6 / N; where is the slope of A / N^a + B / D^b zero?
     product_ = flops / 6                                        # of N and D
     balance = law.a * law.A / (law.b * law.B)                   # N^a / D^b at the best split
     N = (balance * product_ ** law.b) ** (1 / (law.a + law.b))
@@ -204,20 +207,20 @@ def best_split(law, flops):
 
 
 def kaplan_split(flops):
-    """(N, D) as Kaplan et al. 2020, Table 6, would split a budget. N without embeddings."""
+    """The split of Kaplan et al. 2020, Table 6. N does not count embeddings."""
     days = flops / 8.64e19                                      # PFLOP/s-days
     return 1.3e9 * days ** 0.73, 2e10 * days ** 0.27
 
 
 def effective_parameters(N, experts):
-    """Parameters of the dense model that is as good as one of N with this many experts.
+    """The size of the dense model that is as good as one of size N with this many experts.
 
-    N: of the dense model in which experts replaced every second MLP, which is about what one
-    token meets. Clark et al. 2022, equations 1, 2 and 11, with Table 3's constants for S-BASE:
+    N: parameters that one token uses (a dense model in which experts have replaced every second
+    MLP). Clark et al. 2022, equations 1, 2 and 11, with Table 3's constants for S-BASE:
     log L = a log N + b log Ê + c log N log Ê + d, to base 10.
     """
     a, b, c, few, many = -0.082, -0.108, 0.009, 1.847, 314.478
     one = 1 / (1 / few - 1 / many)
-    saturated = np.log10(1 / (1 / (experts - 1 + one) + 1 / many))      # Ê: experts that count
+    saturated = np.log10(1 / (1 / (experts - 1 + one) + 1 / many))      # Ê: effective experts
     routed = a * np.log10(N) + b * saturated + c * np.log10(N) * saturated
     return 10 ** ((routed - b * np.log10(few)) / (a + c * np.log10(few)))

@@ -1,4 +1,4 @@
-"""Profiles: which rank did what, and when. Some are recorded, others made by a stated model.
+"""Profiles: which rank did what, and when. Six were recorded; a model makes others.
 
 A span is a stretch of time of one rank, of one of four kinds:
   kernel      the device computes
@@ -31,7 +31,7 @@ CAUSES = {"starved": "system", "communication-bound": "system", "imbalanced": "s
 class Span(NamedTuple):
     rank: int
     kind: str               # one of KINDS
-    name: str               # the same on all ranks for one collective, and only for it
+    name: str               # a collective's is the same on all ranks, and is used once
     start: float            # seconds
     end: float
     flops: int = 0
@@ -69,18 +69,18 @@ def load_profiles(path=RECORD):
 
 def last_arrivals(profile):
     """{name of a collective: when the last rank entered it}."""
-    came = {}
+    entries = {}
     for s in profile.spans:
         if s.kind == "collective":
-            came[s.name] = max(s.start, came.get(s.name, 0.0))
-    return came
+            entries[s.name] = max(s.start, entries.get(s.name, 0.0))
+    return entries
 
 
 def pieces(profile, rank):
-    """[(start, end, {kind: Span})]: the rank's time, cut so that nothing starts or ends in a piece.
+    """[(start, end, {kind: Span})]: a rank's time, cut wherever something starts or ends.
 
-    The cuts are at the ends of its spans and where the last rank enters a collective. The pieces
-    follow each other from 0 to wall; {} is a piece in which nothing runs.
+    The cuts are where one of its spans starts or ends, and where the last rank enters a collective.
+    The pieces follow each other from 0 to wall. In a piece with {} nothing runs.
     """
     mine = sorted((s for s in profile.spans if s.rank == rank), key=lambda s: s.start)
     edges = sorted({0.0, profile.wall, *(t for s in mine for t in (s.start, s.end)),
@@ -99,13 +99,13 @@ def pieces(profile, rank):
 
 
 def model(cause, draw, steps=3):
-    """A Profile in which `cause` holds, made by this model and not measured. draw: random.Random.
+    """A made-up Profile with one `cause`. draw: random.Random
 
-    Four H100s (r01's table; one, if no rank waits for others) do `steps` steps. A step waits for
-    input, then launches kernels of 1 ms together, then enters a collective. Each waits for the one
-    before, and little time is lost to each: at most 4 % of the kernels' time. The cause's own
-    loss is 2 to 6 times the kernels' time; imbalanced: the last rank has 4 to 8 times as much work.
-    Kernels reach 50 to 90 % of their roof: 5 to 15 % where they are far from it.
+    Four H100s (r01's table; one if the cause needs no other rank) do `steps` steps. In each, a rank
+    waits for input, launches kernels that take 1 ms together, and enters a collective, one after
+    the other. The cause costs 2 to 6 times as long as the kernels, every other reason at most 4 %.
+    imbalanced: the last rank has 4 to 8 times the work. Kernels reach 50 to 90 % of their roof; 5
+    to 15 % if the cause is that they are far from it.
     """
     ranks = 4 if cause in ("imbalanced", "communication-bound") else 1
     much = draw.uniform(2, 6)

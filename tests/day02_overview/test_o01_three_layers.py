@@ -2,6 +2,7 @@
 last, and what is seen at the end is counted. What the recorded trace says is recomputed from it."""
 
 import json
+import re
 from math import prod
 
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 
 from day01_roofline import Llama, count_bytes, count_flops
 from day02_overview import TRACE
+from lab import course
+from lab.judge.mistakes import mistake, raises
 from lab.judge.subject import Raised
 
 FLOORS = ("kernel", "graph", "system", "idle")
@@ -36,19 +39,20 @@ def within(i):
 
 
 def test_predict_floor(subject):
-    got, time = subject.predict_floor(), dict.fromkeys(FLOORS, 0)
-    assert got in ("kernel", "graph", "system"), \
-        f"predict_floor: got {got!r}, expected kernel, graph or system"
+    got = subject.predict_floor()
+    text = f"predict_floor: got {got!r}, expected kernel, graph or system"
+    assert got in FLOORS[:3], mistake("no_floor", text)
+    time = dict.fromkeys(FLOORS, 0)
     for i in STEPS:
         if SPANS[i][0] == "decode":
             for floor, ns in painted(within(i)).items():
                 time[floor] += ns
-    most, share = max(time, key=time.get), time[got] / sum(time.values())
     why = {"kernel": "what runs inside the operations",
            "graph": "what Python does between the operations of a forward",
            "system": "batching, sampling and turning tokens into text"}[got]
-    assert got == most, (f"predict_floor: {got} has {share:.0%} of the decode steps' time, not the "
-                         f"most; that is {why}")
+    assert got == max(time, key=time.get), mistake(
+        got, f"predict_floor: {got} takes {time[got] / sum(time.values()):.0%} of the time of the "
+        f"decode steps, which is not the largest share. That floor is {why}", why)
 
 
 # ---- time_by_floor
@@ -63,23 +67,24 @@ CASES = {
     "a child": spans_of(("system", 0, 10), ("kernel", 2, 5)),
     "a grandchild": spans_of(("system", 0, 100), ("graph", 10, 60), ("kernel", 20, 50)),
     "two children": spans_of(("graph", 0, 100), ("kernel", 10, 30), ("kernel", 40, 45)),
-    "two children that touch": spans_of(("graph", 0, 100), ("kernel", 10, 30), ("system", 30, 45)),
-    "out of two at once": spans_of(("system", 0, 100), ("graph", 10, 60), ("kernel", 20, 60),
-                                   ("idle", 70, 90)),
+    "one span begins where another ends": spans_of(
+        ("graph", 0, 100), ("kernel", 10, 30), ("system", 30, 45)),
+    "two spans end at once": spans_of(
+        ("system", 0, 100), ("graph", 10, 60), ("kernel", 20, 60), ("idle", 70, 90)),
     "the same floor inside": spans_of(("system", 0, 50), ("system", 5, 25), ("system", 6, 16)),
-    "nothing around": spans_of(("system", 0, 10), ("idle", 20, 30), ("kernel", 22, 23)),
-    "a child that fills its parent": spans_of(("graph", 3, 9), ("kernel", 3, 9)),
+    "no span around": spans_of(("system", 0, 10), ("idle", 20, 30), ("kernel", 22, 23)),
+    "a span as long as the one around it": spans_of(("graph", 3, 9), ("kernel", 3, 9)),
     "children that begin and end with their parent": spans_of(
         ("system", 0, 20), ("graph", 0, 8), ("kernel", 0, 3), ("graph", 12, 20), ("idle", 17, 20)),
     "spans of no length": spans_of(("system", 4, 9), ("graph", 4, 4), ("kernel", 6, 6)),
-    "after a day, in ns": spans_of(("system", 86_400 * 10**9, 86_400 * 10**9 + 50),
-                                   ("kernel", 86_400 * 10**9 + 7, 86_400 * 10**9 + 9)),
+    "a day later, in ns": spans_of(("system", 864 * 10**11, 864 * 10**11 + 50),
+                                   ("kernel", 864 * 10**11 + 7, 864 * 10**11 + 9)),
     "no span at all": [],
 }
 
 
 def lengths(spans, sign=0, leaves=False):
-    """{floor: ns} by mistakes: children are not taken off (sign 0) or taken off every ancestor."""
+    """{floor: ns} by mistakes: children are not subtracted (sign 0) or from every ancestor."""
     time = dict.fromkeys(FLOORS, 0)
     for i, (_, floor, begin, end, *_) in enumerate(spans):
         others = [s for j, s in enumerate(spans) if j != i]
@@ -91,9 +96,10 @@ def lengths(spans, sign=0, leaves=False):
 
 def stacked(spans, over=int.__le__, pops=None, taken_from=-1, last=False):
     """{floor: ns} with a stack of running spans, by mistakes. over(end, begin) says whether one has
-    ended; `pops` of those are dropped at the most; a span is taken from stack[taken_from]; a floor
+    ended; at most `pops` of those are removed; a span is subtracted from stack[taken_from]; a floor
     holds only its last number."""
-    time, stack = dict.fromkeys(FLOORS, 0), []
+    time = dict.fromkeys(FLOORS, 0)
+    stack = []
     for _, floor, begin, end, *_ in spans:
         ended = 0
         while stack and over(stack[-1][1], begin) and ended != pops:
@@ -124,40 +130,36 @@ def up_to_children(spans):
 
 
 def values(got, what):
-    assert isinstance(got, dict) and sorted(got) == sorted(FLOORS), \
-        f"{what}: got {got!r}, expected a dict with the keys {', '.join(FLOORS)}"
+    assert isinstance(got, dict) and sorted(got) == sorted(FLOORS), mistake(
+        "other_keys", f"{what}: got {got!r}, expected a dict with the keys {', '.join(FLOORS)}")
     return [got[floor] for floor in FLOORS]
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_time_by_floor(subject, agree, case):
     spans = CASES[case]
-    got = subject.time_by_floor([subject.Span(*s) for s in spans])
-    want, what = painted(spans), f"time_by_floor, {case}: " + ", ".join(
+    what = f"time_by_floor, {case}: " + ", ".join(
         f"{floor} {begin}-{end}" for _, floor, begin, end, *_ in spans)
-    agree(values(got, what), list(want.values()), what=what, at=lambda i: f"ns of {FLOORS[i[0]]}",
-          mistakes={name: list(wrong.values()) for name, wrong in {
-              "a span keeps the time of those inside it, which then counts twice": lengths(spans),
-              "a span inside is taken from all spans around it, not only from the nearest":
-                  lengths(spans, sign=1),
-              "only the innermost spans are counted, and what is between them is lost":
-                  lengths(spans, leaves=True),
-              "a span that ends where the next begins is taken as still running":
-                  stacked(spans, over=int.__lt__),
-              "only one ended span is dropped before the next: where two or more have ended, the "
-              "next is taken from one that is over": stacked(spans, pops=1),
-              "ended spans are never dropped, so a span is taken from the one before it in the "
-              "list": stacked(spans, pops=0),
-              "a span is taken from the outermost one around it, not from the nearest":
-                  stacked(spans, taken_from=0),
-              "a floor gets the length of its last span: = stands for +=":
-                  stacked(spans, last=True),
-              "time in no span is counted as idle": with_gaps(spans),
-              "a span's time ends where the first span inside it begins; what follows is lost":
-                  up_to_children(spans),
-              "a span's length is taken from its own floor, or the spans that still run at the "
-              "end of the list are left out": dict.fromkeys(FLOORS, 0)}.items()
-              if wrong != want})
+    got = values(subject.time_by_floor([subject.Span(*s) for s in spans]), what)
+    mistakes = {
+        "counted_twice": (lengths(spans), "the time of inner spans counts twice: subtract it"),
+        "from_every_one": (lengths(spans, sign=1), "an inner span is subtracted from every span "
+                           "around it; subtract it only from the nearest"),
+        "innermost_only": (lengths(spans, leaves=True), "only the innermost spans are counted; the "
+                           "time between them is lost"),
+        "still_open": (stacked(spans, over=int.__lt__), "a span that just ended counts as open"),
+        "one_removed": (stacked(spans, pops=1), "of the spans that have ended only one is removed"),
+        "none_removed": (stacked(spans, pops=0), "spans that have ended are never removed"),
+        "from_outermost": (stacked(spans, taken_from=0),
+                           "a span is subtracted from the outermost one around, not the nearest"),
+        "not_added": (stacked(spans, last=True), "a floor has the length of its last span: use +="),
+        "outside_is_idle": (with_gaps(spans), "time in no span is counted as idle"),
+        "up_to_child": (up_to_children(spans), "the time after the first inner span is lost"),
+        "from_its_own": (dict.fromkeys(FLOORS, 0), "a span's length is subtracted from its own "
+                         "floor, or the spans still open at the end of the list are left out")}
+    agree(got, list(painted(spans).values()), what=what, at=lambda i: f"ns of {FLOORS[i[0]]}",
+          mistakes={name: (sentence, list(wrong.values()))
+                    for name, (wrong, sentence) in mistakes.items()})
 
 
 def nest(rng, begin, end, depth=0):
@@ -206,51 +208,49 @@ def test_time_by_floor__of_the_recorded_trace(subject):
 
 # ---- roof_shares
 
+SHARES = ("the bandwidth share", "the MFU")
+
 
 def test_roof_shares(subject, agree):
     rows = [("decode", "system", 1_000, 9_000, 0, 0), ("forward", "graph", 1_500, 8_500, 0, 0),
             ("matmul", "kernel", 2_500, 4_500, 600, 3_000),
             ("swiglu", "kernel", 5_000, 6_000, 0, 1_000)]
-    peak, bandwidth = 1e9, 2e9
+    peak = 1e9
+    bandwidth = 2e9
     want = np.array([4_000 / 3e-6 / bandwidth, 600 / 8e-6 / peak])
     got = subject.roof_shares([subject.Span(*row) for row in rows], peak, bandwidth)
-    assert isinstance(got, (tuple, list)) and len(got) == 2, \
-        f"roof_shares: got {got!r}, expected (bandwidth share, MFU)"
-    case = ("a step of 8 µs, kernels of 2 µs and 1 µs, 600 FLOPs and 4000 bytes, on 1 GFLOP/s and "
-            "2 GB/s")
-    at = ("the bandwidth share", "the MFU")
-    agree(got, want, "float64", f"roof_shares of {case}", at=lambda i: at[i[0]], mistakes={
-        "the bytes are divided by the whole step's time": [want[0] * 3 / 8, want[1]],
-        "the FLOPs are divided by the time of only the kernels": [want[0], want[1] * 8 / 3],
-        "nanoseconds are taken for seconds": want / 1e9,
-        "a nanosecond is taken for 1e-6 s, not for 1e-9 s": want / 1e3,
-        "a nanosecond is taken for 1e-3 s, not for 1e-9 s": want / 1e6,
-        "rates are given, not their shares of the roof": [want[0] * bandwidth, want[1] * peak],
-        "the two answers are swapped": want[::-1],
-        "peak and bandwidth are swapped": [want[0] * 2, want[1] / 2],
-        "shares are given in per cent; 1 is the roof": want * 100,
-        "the forward's time stands for the step's": [want[0], want[1] * 8 / 7],
-        "the step is taken to end with the last span in the list": [want[0], want[1] * 8 / 5],
-        "the step's time is all spans' time added up": [want[0], want[1] * 8 / 18],
-        "the time of all spans is added up, not only that of the kernels":
-            [want[0] * 3 / 18, want[1]],
-        "the kernels' time runs from the first to the last one, gaps included":
-            [want[0] * 3 / 3.5, want[1]],
-        "the bandwidth share is the mean of the kernels' own shares, though they ran for unequal "
-        "times": [(3_000 / 2e-6 + 1_000 / 1e-6) / 2 / bandwidth, want[1]],
-        "the bandwidth share is the sum of the kernels' own shares":
-            [(3_000 / 2e-6 + 1_000 / 1e-6) / bandwidth, want[1]],
-        "kernels without FLOPs are left out, or all but the first": [want[0] * 9 / 8, want[1]]})
+    assert isinstance(got, (tuple, list)) and len(got) == 2, mistake(
+        "no_pair", f"roof_shares: got {got!r}, expected (bandwidth share, MFU)")
+    wrong = {               # what each of the two is multiplied by
+        "bytes_by_step": (3 / 8, 1, "the bytes are divided by the whole step's time"),
+        "flops_by_kernels": (1, 8 / 3, "the FLOPs are divided by the time of only the kernels"),
+        "ns_as_seconds": (1e-9, 1e-9, "nanoseconds are used as seconds"),
+        "ns_as_us": (1e-3, 1e-3, "a nanosecond is taken for 1e-6 s, not for 1e-9 s"),
+        "ns_as_ms": (1e-6, 1e-6, "a nanosecond is taken for 1e-3 s, not for 1e-9 s"),
+        "rates": (bandwidth, peak, "rates are returned; divide them by the roofs"),
+        "answers_swapped": (want[1] / want[0], want[0] / want[1], "the two answers are swapped"),
+        "roofs_swapped": (2, 1 / 2, "peak and bandwidth are swapped"),
+        "per_cent": (100, 100, "shares are given in per cent; 1 is the roof"),
+        "time_of_forward": (1, 8 / 7, "the time of `forward` is used, not of the whole step"),
+        "up_to_last_span": (1, 8 / 5, "the step is taken to end with the last span in the list"),
+        "step_is_all": (1, 8 / 18, "the step's time is all spans' time added up"),
+        "kernels_are_all": (3 / 18, 1, "the time of all spans is added up, not of the kernels"),
+        "gaps_too": (3 / 3.5, 1, "the kernels' time runs from first to last, gaps included"),
+        "mean_of_shares": (15 / 16, 1, "the bandwidth share is the mean of the kernels' own "
+                           "shares, though they ran for unequal times"),
+        "sum_of_shares": (15 / 8, 1, "the bandwidth share is the sum of the kernels' own shares"),
+        "no_flops_no_bytes": (9 / 8, 1, "kernels without FLOPs are left out, or all but the first")}
+    agree(got, want, "float64", "roof_shares of a step of 8 µs, kernels of 2 µs and 1 µs, 600 "
+          "FLOPs and 4000 bytes, on 1 GFLOP/s and 2 GB/s", at=lambda i: SHARES[i[0]], mistakes={
+              name: (why, want * factors) for name, (*factors, why) in wrong.items()})
 
 
 def test_roof_shares__above_the_roof(subject, agree):
     """What comes from a cache can be faster than the memory's roof, and a peak can be wrong."""
     rows = [("decode", "system", 0, 4_000, 0, 0), ("matmul", "kernel", 0, 2_000, 9_000, 12_000)]
-    want = np.array([3.0, 2.25])
-    agree(subject.roof_shares([subject.Span(*row) for row in rows], 1e9, 2e9), want, "float64",
-          "roof_shares of a step above both roofs",
-          at=lambda i: ("the bandwidth share", "the MFU")[i[0]],
-          mistakes={"a share is cut off at 1; more than the roof is to be seen": [1, 1]})
+    agree(subject.roof_shares([subject.Span(*row) for row in rows], 1e9, 2e9), [3.0, 2.25],
+          "float64", "roof_shares of a step above both roofs", at=lambda i: SHARES[i[0]],
+          mistakes={"cut_off": ("a share is cut off at 1, but it can exceed the roof", [1, 1])})
 
 
 def test_roof_shares__unseen(unseen, rng):
@@ -279,43 +279,41 @@ def test_roof_shares__of_recorded_steps(subject, agree, i):
 
 
 def test_latencies(subject, agree):
-    sent, arrival = [n * 10**6 for n in (8, 11, 21, 25, 26, 33)], 4_000_000
-    got = subject.latencies(subject.Request("A", arrival, sent, "", 3, ""))
-    assert isinstance(got, (tuple, list)) and len(got) == 2, \
-        f"latencies: got {got!r}, expected (TTFT, TPOT)"
-    case = "latencies of a request that arrives at 4 ms, its tokens at 8, 11, 21, 25, 26 and 33 ms"
-    want = np.array([4e-3, 5e-3])
-    agree(got, want, "float64", case, at=lambda i: ("TTFT", "TPOT")[i[0]], mistakes={
-        "TTFT counts from the start of the clock, not from the arrival": [8e-3, want[1]],
-        "TTFT runs to the last token, not to the first": [29e-3, want[1]],
-        "the arrival and the first token are swapped: their difference is negative":
-            [-4e-3, want[1]],
-        "there are six tokens, but five gaps between them": [want[0], 25e-3 / 6],
-        "the wait for the first token is counted in TPOT": [want[0], 29e-3 / 5],
-        "the wait for the first token is counted in TPOT, as a sixth gap": [want[0], 29e-3 / 6],
-        "TPOT counts from the start of the clock, not from the first token": [want[0], 33e-3 / 5],
-        "TPOT is the last token's time over the number of tokens": [want[0], 33e-3 / 6],
-        "TPOT is the sum of the gaps, not their mean": [want[0], 25e-3],
-        "TPOT is the median of the gaps, not their mean": [want[0], 4e-3],
-        "TPOT is the last gap, not the mean of all": [want[0], 7e-3],
-        "TPOT is the first gap, not the mean of all": [want[0], 3e-3],
-        "TPOT is the longest gap, not the mean of all": [want[0], 10e-3],
-        "tokens per second are given in place of seconds per token": [want[0], 1 / want[1]],
-        "the two answers are swapped": want[::-1],
-        "seconds are rounded down to whole ones: // stands for /": [0, 0],
-        "the answer is in milliseconds": want * 1e3, "the answer is in microseconds": want * 1e6,
-        "the answer is in nanoseconds": want * 1e9})
+    sent = [n * 10**6 for n in (8, 11, 21, 25, 26, 33)]
+    got = subject.latencies(subject.Request("A", 4_000_000, sent, "", 3, ""))
+    assert isinstance(got, (tuple, list)) and len(got) == 2, mistake(
+        "no_pair", f"latencies: got {got!r}, expected (TTFT, TPOT)")
+    wrong = {               # both in ms
+        "from_clock_start": (8, 5, "TTFT counts from the start of the clock, not from the arrival"),
+        "to_last_token": (29, 5, "TTFT runs to the last token, not to the first"),
+        "negative": (-4, 5, "arrival and first token are swapped: their difference is negative"),
+        "six_gaps": (4, 25 / 6, "there are six tokens, but five gaps between them"),
+        "wait_in_tpot": (4, 29 / 5, "the wait for the first token is counted in TPOT"),
+        "wait_is_a_gap": (4, 29 / 6, "the wait for the first token is counted as a sixth gap"),
+        "tpot_from_start": (4, 33 / 5, "TPOT counts from the start of the clock, not from a token"),
+        "last_over_tokens": (4, 33 / 6, "TPOT is the last token's time over the number of tokens"),
+        "rate": (4, 200e3, "tokens per second are given in place of seconds per token"),
+        "answers_swapped": (5, 4, "the two answers are swapped"),
+        "whole_seconds": (0, 0, "seconds are rounded down to whole ones: // stands for /"),
+        "in_milliseconds": (4e3, 5e3, "the answer is in milliseconds"),
+        "in_microseconds": (4e6, 5e6, "the answer is in microseconds"),
+        "in_nanoseconds": (4e9, 5e9, "the answer is in nanoseconds")
+    } | {f"{which}_of_gaps": (4, ms, f"TPOT is the {which} of the gaps, not their mean")
+         for which, ms in {"sum": 25, "median": 4, "last": 7, "first": 3, "longest": 10}.items()}
+    agree(got, [4e-3, 5e-3], "float64", "latencies of a request that arrives at 4 ms, its tokens "
+          "at 8, 11, 21, 25, 26 and 33 ms", at=lambda i: ("TTFT", "TPOT")[i[0]], mistakes={
+              name: (why, np.divide(ms, 1e3)) for name, (*ms, why) in wrong.items()})
 
 
-@pytest.mark.parametrize("arrival, sent, want, what", [
-    (0, [4, 6], (4e-9, 2e-9), "two tokens, one gap; the clock starts with the request"),
-    (0, [4, 6, 7], (4e-9, 1.5e-9), "3 ns over two gaps; // would lose the half of a nanosecond"),
-    (5, [5, 5, 5], (0.0, 0.0), "three tokens that came at once, as it arrived: no time is 0, and "
-                               "None is only for a single token")])
-def test_latencies__short(subject, arrival, sent, want, what):
-    got = subject.latencies(subject.Request("A", arrival, sent, "", 3, ""))
-    assert tuple(got) == pytest.approx(want) if None not in got else False, (
-        f"latencies, arrival {arrival} ns, sent {sent}: got {tuple(got)}, expected {want}; {what}")
+@pytest.mark.parametrize("arrival, sent, want, name, why", [
+    (0, [4, 6], (4e-9, 2e-9), "no_gap_of_two", "two tokens have one gap between them"),
+    (0, [4, 6, 7], (4e-9, 1.5e-9), "whole_ns", "// would lose the half of a nanosecond"),
+    (5, [5, 5, 5], (0.0, 0.0), "none_for_zero",
+     "tokens sent at the same time have TPOT 0; only a single token has TPOT None")])
+def test_latencies__short(subject, arrival, sent, want, name, why):
+    got = tuple(subject.latencies(subject.Request("A", arrival, sent, "", 3, "")))
+    text = f"latencies, arrival {arrival} ns, sent {sent}: got {got}, expected {want}; {why}"
+    assert None not in got and got == pytest.approx(want), mistake(name, text, why)
 
 
 def test_latencies__unseen(unseen, rng):
@@ -330,37 +328,39 @@ def test_latencies__unseen(unseen, rng):
 
 
 def test_latencies__of_one_token(subject):
-    ttft, tpot = subject.latencies(subject.Request("A", 1_000_000, [3_000_000], "", 3, ""))
-    assert ttft == 2e-3 and tpot is None, \
-        f"latencies of one token: got {(ttft, tpot)}; there is no gap, so TPOT is None"
+    why = "there is no gap, so TPOT is None"
+    with raises("no_gap", ZeroDivisionError, f"of a single token {why}"):
+        got = subject.latencies(subject.Request("A", 1_000_000, [3_000_000], "", 3, ""))
+    assert tuple(got) == (2e-3, None), mistake(
+        "zero_for_one_token", f"latencies of one token: got {tuple(got)}; {why}", why)
 
 
 # ---- choose_floors
 
 TECHNIQUES = (      # name, floor, constraint; why this floor; why this constraint
-    ("flash attention", "kernel", "memory", "one operation is computed in another way, its inputs "
-     "and result stay", "it does no fewer FLOPs, but the scores' bytes do not move"),
+    ("flash attention", "kernel", "memory", "one operation is done in another way, with the same "
+     "inputs and result", "it does no fewer FLOPs, but the scores' bytes do not move"),
     ("tensor cores", "kernel", "compute", "other instructions inside one operation",
-     "the same bytes arrive, more FLOPs a second are done with them"),
+     "the same bytes arrive, and more FLOPs a second are done with them"),
     ("ring all-reduce", "kernel", "communication", "one operation, the same sum",
-     "it reduces the bytes between GPUs"),
+     "fewer bytes travel between GPUs"),
     ("kernel fusion", "graph", "memory", "two operations of the step become one",
      "the sum is written and no longer read back"),
     ("CUDA graphs", "graph", "overhead", "every operation stays; how a step launches them changes",
-     "the GPU computes the same, the host asks once"),
+     "the GPU does the same work; the host makes one call instead of many"),
     ("quantised weights", "graph", "memory", "the step's operations get other weights",
      "a decode step reads a quarter of the bytes"),
-    ("pinned prefetch", "graph", "communication", "a copy is put beside a step's operations",
-     "the bytes come over the wire from the host while kernels run"),
-    ("continuous batching", "system", "waiting", "the requests in a step change, the step does not",
-     "a free place is filled at once"),
-    ("paged KV cache", "system", "capacity", "it deals out memory to requests",
-     "less is set aside unused, so more contexts fit"),
-    ("prefix cache", "system", "compute", "what one request computed is kept for another",
-     "the shared tokens' FLOPs are not done again"),
-    ("speculative decoding", "system", "memory", "two models take turns, and tokens may be taken "
-     "back", "the weights are read once for several tokens, with more FLOPs"),
-    ("tensor parallelism", "system", "capacity", "it decides which machine has what",
+    ("prefetch", "graph", "communication", "the step gets a copy that runs beside its operations",
+     "the same bytes cross the wire, but the kernels no longer wait for them"),
+    ("continuous batching", "system", "waiting", "it changes which requests are in a step, not the "
+     "step itself", "a free place is filled at once"),
+    ("paged KV cache", "system", "capacity", "it decides how requests get memory",
+     "less memory is reserved and unused, so more contexts fit"),
+    ("prefix cache", "system", "compute", "the keys and values of one request are kept for another",
+     "the shared tokens are not computed again"),
+    ("speculative decoding", "system", "memory", "two models take turns, and some of the guessed "
+     "tokens are rejected", "the weights are read once for several tokens, with more FLOPs"),
+    ("tensor parallelism", "system", "capacity", "it decides which GPU holds which weights",
      "one GPU has no room for all weights"),
 )
 CONSTRAINTS = ("compute", "memory", "communication", "overhead", "capacity", "waiting")
@@ -368,18 +368,21 @@ CONSTRAINTS = ("compute", "memory", "communication", "overhead", "capacity", "wa
 
 def test_choose_floors(subject):
     got = subject.choose_floors()
-    assert isinstance(got, (list, tuple)) and len(got) == len(TECHNIQUES), \
-        f"choose_floors: got {got!r}, expected a list of {len(TECHNIQUES)} texts"
+    assert isinstance(got, (list, tuple)) and len(got) == len(TECHNIQUES), mistake(
+        "not_twelve", f"choose_floors: got {got!r}, expected a list of {len(TECHNIQUES)} strings")
     for number, (answer, row) in enumerate(zip(got, TECHNIQUES, strict=True), 1):
         name, floor, constraint, why_floor, why_constraint = row
         words = answer.split() if isinstance(answer, str) else []
         head = f"choose_floors, line {number}, {name}"
-        assert len(words) == 2 and words[0] in FLOORS[:3] and words[1] in CONSTRAINTS, (
-            f"{head}: got {answer!r}, expected a floor ({', '.join(FLOORS[:3])}) and a constraint "
-            f"({', '.join(CONSTRAINTS)})")
-        assert words[0] == floor, f"{head}: {words[0]} is another floor; {why_floor}"
-        assert words[1] == constraint, \
-            f"{head}: the floor is right, {words[1]} is not what it relieves; {why_constraint}"
+        key = name.lower().replace(" ", "_").replace("-", "_")
+        assert len(words) == 2 and words[0] in FLOORS[:3] and words[1] in CONSTRAINTS, mistake(
+            "no_such_words", f"{head}: got {answer!r}, expected a floor ({', '.join(FLOORS[:3])}) "
+            f"and a constraint ({', '.join(CONSTRAINTS)})")
+        assert words[0] == floor, mistake(
+            f"floor_of_{key}", f"{head}: not {words[0]}: {why_floor}", why_floor)
+        assert words[1] == constraint, mistake(
+            f"constraint_of_{key}",
+            f"{head}: the floor is right, but not {words[1]}: {why_constraint}", why_constraint)
 
 
 # ---- given, not exercises
@@ -416,10 +419,11 @@ def test_journey(subject):
 
 def test_perfetto(subject):
     """The Trace Event Format: what its complete events must have, and that rows nest."""
-    found = subject.perfetto(subject.read_trace())
-    json.dumps(found)
-    rows, titles = {}, {}
-    for event in found["traceEvents"]:
+    trace = subject.perfetto(subject.read_trace())
+    json.dumps(trace)
+    rows = {}
+    titles = {}
+    for event in trace["traceEvents"]:
         assert event["pid"] == 1 and isinstance(event["tid"], int)
         if event["ph"] == "M":
             assert event["name"] == "thread_name"
@@ -512,10 +516,6 @@ def test_the_record_says_how_it_was_made():
 
 def test_the_tables_link_every_lesson_that_is_there():
     """And name the others by their id alone."""
-    import re
-
-    from lab import course
-
     notebooks = {lesson.id[:3]: lesson.notebook for lesson in course.lessons()}
     here = course.find("o01_three_layers")
     cells = json.loads(here.notebook.read_text("utf-8"))["cells"]
