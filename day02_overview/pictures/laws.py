@@ -16,7 +16,7 @@ def laws(title, x, y, curves, points, scale="linear"):
     labels = list(dict.fromkeys([*curves, *points]))
     shades = dict(zip(labels, ("#54aeff", BLUE, "#0a3069", GREY, RED, INK, "#9cd2ff"),
                       strict=False))
-    figure, axes = plt.subplots(figsize=(5.8, 3.1), layout="constrained")
+    figure, axes = plt.subplots(figsize=(5.0, 2.6), layout="constrained")
     for label in labels:
         if label in curves:
             axes.plot(*curves[label], color=shades[label], lw=1.5)
@@ -94,7 +94,7 @@ def bent_cost(title, delta):
     slope = np.clip(r, -delta, delta)
     area = np.concatenate([[0], np.cumsum((slope[1:] + slope[:-1]) / 2)]) * (r[1] - r[0])
     cost = area - area.min()                    # the cost is the area under its slope
-    figure, panels = plt.subplots(1, 2, figsize=(6.0, 2.1), layout="constrained")
+    figure, panels = plt.subplots(1, 2, figsize=(5.0, 1.9), layout="constrained")
     for axes, name, free, bound in zip(panels, ("cost", "slope = weight · r"), (r * r / 2, r),
                                        (cost, slope), strict=True):
         axes.plot(r, free, color=GREY, lw=1)
