@@ -16,7 +16,7 @@ def laws(title, x, y, curves, points, scale="linear"):
     labels = list(dict.fromkeys([*curves, *points]))
     shades = dict(zip(labels, ("#54aeff", BLUE, "#0a3069", GREY, RED, INK, "#9cd2ff"),
                       strict=False))
-    figure, axes = plt.subplots(figsize=(5.4, 2.9), layout="constrained")
+    figure, axes = plt.subplots(figsize=(5.0, 2.6), layout="constrained")
     for label in labels:
         if label in curves:
             axes.plot(*curves[label], color=shades[label], lw=1.5)
@@ -73,7 +73,7 @@ def law_errors(title, N, D, errors):
     grid = np.full((len(rows), len(columns)), np.nan)
     grid[np.searchsorted(rows, N), np.searchsorted(columns, D)] = errors
     most = np.nanmax(np.abs(grid))
-    figure, axes = plt.subplots(figsize=(4.7, 2.2), layout="constrained")
+    figure, axes = plt.subplots(figsize=(5.0, 2.4), layout="constrained")
     axes.imshow(grid, cmap="RdBu_r", vmin=-1.6 * most, vmax=1.6 * most, aspect="auto")
     for (row, column), error in np.ndenumerate(grid):
         if not np.isnan(error):
@@ -94,7 +94,7 @@ def bent_cost(title, delta):
     slope = np.clip(r, -delta, delta)
     area = np.concatenate([[0], np.cumsum((slope[1:] + slope[:-1]) / 2)]) * (r[1] - r[0])
     cost = area - area.min()                    # the cost is the area under its slope
-    figure, panels = plt.subplots(1, 2, figsize=(5.6, 2.0), layout="constrained")
+    figure, panels = plt.subplots(1, 2, figsize=(5.0, 1.9), layout="constrained")
     for axes, name, free, bound in zip(panels, ("cost", "slope = weight · r"), (r * r / 2, r),
                                        (cost, slope), strict=True):
         axes.plot(r, free, color=GREY, lw=1)
