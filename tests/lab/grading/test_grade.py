@@ -301,7 +301,7 @@ def test_the_grader_that_breaks_is_an_error_of_the_course(few, tmp_path, monkeyp
 def test_a_unit_that_takes_too_long_fails(few, tmp_path, monkeypatch):
     """An error would take the lesson out of the maximum: a gain for wrong answers."""
     from lab.grading import run
-    monkeypatch.setattr(run, "LONGEST", -1)
+    monkeypatch.setattr(run, "MAX_UNIT_SECONDS", -1)
     _, grades = graded(few[0], tmp_path / "out")
     assert grades.count(",0,12,") == 6, grades
     verdicts = (tmp_path / "out" / "verdicts.csv").read_text()
