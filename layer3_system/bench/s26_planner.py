@@ -41,7 +41,7 @@ SHAPE = Llama("measured", L=8, C=128, H=4, G=4, D=32, F=384, V=512, tied=False)
 BATCH = 8
 T = 512
 W = 4
-ROUNDS = 5
+ROUNDS = 3
 SLOWER = 2.5
 # name: plan. s21's stage 3 recomputes its layers
 PLANS = {

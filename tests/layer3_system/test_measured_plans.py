@@ -1,5 +1,6 @@
 """The plans that are measured for s26: they train one model, and what is predicted for them."""
 
+import json
 from dataclasses import astuple
 
 import pytest
@@ -74,3 +75,14 @@ def test_numbers_of_four_bytes_are_predicted():
         assert seconds["dp"] == pytest.approx(times * 3 / 4 * 4 * parameters / 1e6)
     seconds = bench.predicted(cluster, TrainingPlan(1, tp=4, B=8, zero=0))
     assert seconds["tp"] == pytest.approx(m.L * 4 * 2 * 3 / 4 * 4 * 8 * bench.T * m.C / 1e6)
+
+
+def test_the_record_is_of_these_plans():
+    """Its correlations are those of its rows."""
+    record = json.loads(bench.RECORD.read_text("utf-8"))
+    rows = record["rows"]
+    assert {row["plan"] for row in rows} == set(bench.PLANS)
+    assert record["shape"] == list(astuple(bench.SHAPE)) and record["T"] == bench.T
+    for names, value in record["spearman"].items():
+        one, other = ([row[name] for row in rows] for name in names.split(", "))
+        assert bench.spearman(one, other) == pytest.approx(value, abs=5e-4)
