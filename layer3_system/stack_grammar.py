@@ -16,7 +16,8 @@ from layer3_system.sampling_params import RequestError
 MISSING = 'needs xgrammar, which is not installed: pip install "three-floors[structured]"'
 FORM = {"any_whitespace": False, "separators": (", ", ": ")}    # as json.dumps writes
 # xgrammar lets control characters through where a string's length is bounded; not by a pattern.
-CHARACTER = r'[^"\\\x00-\x1f]'
+# Surrogates have a form in bytes that is no UTF-8: they are left out.
+CHARACTER = r'[ !#-\[\]-' + "\ud7ff\ue000-\U0010ffff]"
 
 
 def xgrammar() -> Any:
