@@ -11,6 +11,7 @@ from typing import Any
 __all__ = ["SchemaError", "StackNeeded", "check_schema", "pattern_of"]
 
 MAX_DEPTH = 12          # of schemas within each other: each takes a few parentheses
+MAX_LENGTH = 100_000    # of a pattern: definitions that use others twice double it at each level
 CHARACTER = r'([^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u[0-9a-cA-C][0-9a-fA-F]{3})'     # no surrogates
 INTEGER = "-?(0|[1-9][0-9]{0,15})"                  # 16 digits: a float64 holds nearly all of them
 SIMPLE = {"integer": INTEGER, "number": rf"{INTEGER}(\.[0-9]{{1,15}})?", "boolean": "true|false",
@@ -42,8 +43,29 @@ def pattern_of(schema: Schema) -> str:
 
 
 def check_schema(schema: Schema) -> None:
-    """SchemaError as `pattern_of` has it, but for schemas that are part of themselves."""
+    """SchemaError as `pattern_of` has it, but of schemas that are part of themselves only for one
+    that has no text that ends."""
     read(schema, "#", schema, (RECURSIVE,))
+    if not ends(schema, schema, ()):
+        raise SchemaError("no text of this schema ends: a part of it requires itself")
+
+
+def ends(schema: Schema, root: Schema, refs: tuple[str, ...]) -> bool:
+    """Whether a schema that was checked has a text without another of the definitions `refs`."""
+    if "$ref" in schema:
+        name = schema["$ref"].removeprefix("#/$defs/")
+        return name not in refs and ends(root["$defs"][name], root, (*refs, name))
+    if "anyOf" in schema:
+        return any(ends(each, root, refs) for each in schema["anyOf"])
+    if "enum" in schema or "const" in schema:
+        return True
+    kinds = {schema["type"]} if isinstance(schema["type"], str) else set(schema["type"])
+    if not kinds <= {"array", "object"}:
+        return True
+    of_object = all(ends(schema["properties"][name], root, refs)
+                    for name in schema.get("required", []))
+    of_array = not schema.get("minItems") or ends(schema["items"], root, refs)
+    return "array" in kinds and of_array or "object" in kinds and of_object
 
 
 def literal(value: Any) -> str:
@@ -54,6 +76,13 @@ def literal(value: Any) -> str:
 
 def read(schema: Any, at: str, root: Schema, refs: tuple[str, ...]) -> str:
     """The pattern of a schema at a place in the root.    refs: those that lead here"""
+    pattern = read_part(schema, at, root, refs)
+    if len(pattern) > MAX_LENGTH:
+        raise SchemaError(f"its pattern would have more than {MAX_LENGTH} characters at {at[:60]}")
+    return pattern
+
+
+def read_part(schema: Any, at: str, root: Schema, refs: tuple[str, ...]) -> str:
     if not isinstance(schema, dict):
         raise SchemaError(f"expected an object, found {schema!r:.40} at {at}")
     if at.count("/") > 2 * MAX_DEPTH:

@@ -18,6 +18,8 @@ FORM = {"any_whitespace": False, "separators": (", ", ": ")}    # as json.dumps 
 # xgrammar lets control characters through where a string's length is bounded; not by a pattern.
 # Surrogates have a form in bytes that is no UTF-8: they are left out.
 CHARACTER = r'[ !#-\[\]-' + "\ud7ff\ue000-\U0010ffff]"
+NAMED = ("properties", "$defs")         # keywords whose own keys are names
+VALUES = ("enum", "const")              # those that hold texts' values, no schemas
 
 
 def xgrammar() -> Any:
@@ -100,8 +102,8 @@ def bounded(schema: Any) -> Any:
         most = schema.get("maxLength")
         times = f"{{{schema.get('minLength', 0)},{'' if most is None else most}}}"
         return {"type": "string", "pattern": f"^{CHARACTER}{times}$"}
-    return {name: value if name in ("enum", "const") else bounded(value)
-            for name, value in schema.items()}
+    return {key: {name: bounded(each) for name, each in value.items()} if key in NAMED
+            else value if key in VALUES else bounded(value) for key, value in schema.items()}
 
 
 def plain(message: str) -> str:

@@ -15,7 +15,7 @@ from layer3_system.json_schema import SchemaError, StackNeeded, pattern_of
 from layer3_system.s01_request import RequestError
 from layer3_system.s10_speculative import lookup
 from layer3_system.sampling_params import StructuredOutputs
-from layer3_system.stack_grammar import StackGrammars, plain
+from layer3_system.stack_grammar import StackGrammars, bounded, plain
 from layer3_system.structured import Grammars, RegexGrammar, RegexMatcher
 
 pytest.importorskip("xgrammar", reason="xgrammar is not installed")
@@ -78,6 +78,22 @@ def test_a_schema_may_be_part_of_itself():
     assert any(json.loads(text)["c"] for text in texts)
 
 
+@pytest.mark.parametrize("node", [
+    {"anyOf": [{"type": "null"}, {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/N"}}]},
+    {"type": ["object", "integer"], "required": ["n"], "properties": {"n": {"$ref": "#/$defs/N"}}},
+    {"type": "object", "properties": {"n": {"$ref": "#/$defs/N"}}},
+    {"type": "array", "items": {"$ref": "#/$defs/N"}}])
+def test_a_schema_whose_texts_may_end_is_taken(node):
+    StackGrammars(WORDS, (END,)).of_schema({"$defs": {"N": node}, "$ref": "#/$defs/N"})
+
+
+def test_a_property_may_have_a_keywords_name():
+    text = {"type": "string", "maxLength": 1}
+    found = bounded({"type": "object", "properties": {"enum": text, "const": {"enum": [text]}}})
+    assert found["properties"]["enum"] == bounded(text) != text
+    assert found["properties"]["const"] == {"enum": [text]}
+
+
 def test_its_masks_are_those_of_an_automaton():
     """Where both can say what a schema allows, along random walks."""
     schema = {"type": "object", "additionalProperties": False, "required": ["a", "b"],
@@ -119,7 +135,11 @@ def test_a_matcher_is_strict():
     ({"anyOf": [{"type": "null"}, {"$ref": "#/$defs/N"}]}, "is nothing but itself"),
     ({"type": "array", "items": {"anyOf": [{"$ref": "#/$defs/N"}, {"type": "integer",
                                                                   "multipleOf": 5}]}},
-     "multipleOf: not enforced here, at #/\\$defs/N/items/anyOf/1")])
+     "multipleOf: not enforced here, at #/\\$defs/N/items/anyOf/1"),
+    ({"type": "object", "required": ["n"], "properties": {"n": {"$ref": "#/$defs/N"}}},
+     "no text of this schema ends"),
+    ({"type": "array", "minItems": 1, "items": {"anyOf": [{"$ref": "#/$defs/N"}] * 2}},
+     "no text of this schema ends")])
 def test_what_xgrammar_would_not_enforce_is_refused(node, says):
     schema = {"$defs": {"N": node}, "$ref": "#/$defs/N"}
     with pytest.raises(SchemaError, match=says):

@@ -16,7 +16,7 @@ from layer2_graph.models import SMALL
 from layer3_system import MockLlama, PrefixPool, SamplingParams, Scheduler, check_engine
 from layer3_system.automaton import PatternError, compile_regex
 from layer3_system.engine.drafts import Drafter
-from layer3_system.json_schema import SchemaError, pattern_of
+from layer3_system.json_schema import SchemaError, check_schema, pattern_of
 from layer3_system.s01_request import RequestError
 from layer3_system.s07_engine import Engine
 from layer3_system.sampling_params import StructuredOutputs
@@ -164,6 +164,16 @@ def outputs(requests):
 def guesses(tokens):
     """Some that the grammar refuses, its end among them."""
     return [[97, 98, 256, 97], [44, 32, 49, 50], [122]][len(tokens) % 3]
+
+
+def test_definitions_that_double_are_refused_at_once():
+    """Each level uses the one below twice: 2 to the 40th texts in 2 KB of schema."""
+    below = {f"d{i}": {"type": "object", "properties": dict.fromkeys("ab", {
+        "$ref": f"#/$defs/d{i + 1}"})} for i in range(40)}
+    schema = {"$defs": {**below, "d40": {"type": "null"}}, "$ref": "#/$defs/d0"}
+    for read in (pattern_of, check_schema):
+        with pytest.raises(SchemaError, match="would have more than 100000 characters at"):
+            read(schema)
 
 
 def test_answers_match_and_are_the_same_in_any_engine():
