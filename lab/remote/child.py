@@ -214,7 +214,8 @@ class SubjectServer:
         last = traceback.extract_tb(error.__traceback__)[-1].filename if error.__traceback__ else ""
         return {"type": type(error).__name__, "text": text[:4000], "kind": kind,
                 "inside": kind is None and last.startswith(str(ROOT / "lab" / "simulator")),
-                "path": Path(path).name if path else None, "line": line, "source": source[:200]}
+                "path": Path(path).name if path else None, "line": line, "source": source[:200],
+                "callers": [f.lineno for f in frames[:-1] if f.filename == path]}
 
     def public(self, thing):
         """The names of an object of the course; [] for any other, and where it does not tell."""

@@ -496,11 +496,19 @@ def test_predict_rows(subject, reference, rng, prompt, count):
     assert isinstance(got, (tuple, list)) and len(got) == 2, \
         f"predict_rows: got {got!r}, expected two numbers, without and with a cache"
     tokens = rng.integers(32, 127, prompt)
-    for which, run, answer in (("without", "generate_from_scratch", got[0]),
-                               ("with", "generate", got[1])):
-        want = sum(steps_of(reference, run, tokens, count)[1])
+    wants = [sum(steps_of(reference, run, tokens, count)[1])
+             for run in ("generate_from_scratch", "generate")]
+    assert list(got) == wants or list(got) != wants[::-1], mistake("swapped", (
+        f"predict_rows({prompt}, {count}): the first number is without a cache, the second with"))
+    for which, want, answer in zip(("without", "with"), wants, got, strict=True):
         last, more = (prompt + count - 1, prompt + count) if which == "without" else (1, 1)
         ways = {
+            "first_longer": ("the first step already has a new token; it has only the prompt",
+                             want + count if which == "without" else None),
+            "all_full": ("every step is counted with all tokens, those still to come as well",
+                         count * (prompt + count)),
+            "prompt_as_row": ("the prompt is counted as one row; each of its tokens is a row",
+                              count),
             "step_missing": ("one step is left out", want - last),
             "last_enters": ("the last token is counted too, but it never enters the model",
                             want + more),
