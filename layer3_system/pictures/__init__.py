@@ -41,7 +41,13 @@ from layer3_system.pictures.learning import gradient_range, loss_curves, trainin
 from layer3_system.pictures.loop import overlap_lanes, step_circle
 from layer3_system.pictures.pages import hash_chain, table_arrows
 from layer3_system.pictures.pipeline import kept_lines, pipeline_lanes
-from layer3_system.pictures.plans import kind_grid, plan_cloud, serving_lines, step_bars
+from layer3_system.pictures.plans import (
+    kind_grid,
+    measured_plans,
+    plan_cloud,
+    serving_lines,
+    step_bars,
+)
 from layer3_system.pictures.ranks import rank_lanes, rank_matrix, ring_and_tree, ring_rounds
 from layer3_system.pictures.recorded import block_map, step_timeline
 from layer3_system.pictures.shares import kept_shares, request_loop, share_line
@@ -55,11 +61,11 @@ __all__ = ["allowed_steps", "answer_grid", "automaton_jumps", "block_map", "buck
            "byte_bars", "cache_by_ranks", "call_life", "causal_bands", "chunk_steps",
            "context_bytes", "disk_outcomes", "expert_loads", "gap_curves", "goodput_panels",
            "gradient_range", "guess_ribbons", "hash_chain", "interval_curve", "kept_lines",
-           "kept_shares", "kind_grid", "load_lines", "loss_curves", "match_lines", "month_bands",
-           "overlap_lanes", "padded_batch", "pipeline_lanes", "placement_lanes", "plan_cloud",
-           "plan_grid", "position_errors", "rank_lanes", "rank_matrix", "request_life",
-           "request_loop", "reward_curves", "ring_and_tree", "ring_rounds", "ring_work",
-           "row_matrix", "rows_by_k", "seat_lanes", "serving_lines", "share_line", "speedup_curves",
-           "split_bands", "stage_bars", "stalled", "state_copies", "step_arrays", "step_bars",
-           "step_circle", "step_timeline", "table_arrows", "tier_bars", "tier_curves",
-           "token_ticks", "training_lines", "waits", "wire_lanes"]
+           "kept_shares", "kind_grid", "load_lines", "loss_curves", "match_lines",
+           "measured_plans", "month_bands", "overlap_lanes", "padded_batch", "pipeline_lanes",
+           "placement_lanes", "plan_cloud", "plan_grid", "position_errors", "rank_lanes",
+           "rank_matrix", "request_life", "request_loop", "reward_curves", "ring_and_tree",
+           "ring_rounds", "ring_work", "row_matrix", "rows_by_k", "seat_lanes", "serving_lines",
+           "share_line", "speedup_curves", "split_bands", "stage_bars", "stalled", "state_copies",
+           "step_arrays", "step_bars", "step_circle", "step_timeline", "table_arrows", "tier_bars",
+           "tier_curves", "token_ticks", "training_lines", "waits", "wire_lanes"]
