@@ -27,7 +27,8 @@ class Raised(Exception):
 class Stopped(Exception):
     """The child is gone or has been stopped: .why is died, hung, flooded, garbled or full.
 
-    .stack: [(file, line)] where a hung one was, innermost first.  .subject, .call: as in Raised
+    .stack: [(file, line)] where one that hung or crashed was, innermost first
+    .subject, .call: as in Raised
     """
 
     subject = call = None

@@ -25,6 +25,7 @@ def main(connection, request):
               "shown": {path: text} that messages quote, where another process compiles}
     """
     faulthandler.register(signal.SIGUSR1)       # asks a hung child where it is, before it is ended
+    faulthandler.enable()                       # and a crash in C tells where it was
     serve = SubjectServer(connection, request)
     with contextlib.suppress(EOFError):
         while True:

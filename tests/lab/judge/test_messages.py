@@ -52,6 +52,14 @@ def test_what_given_code_raises_is_told_at_the_line_of_the_exercise_that_called_
     assert "which calls" not in message("generate", "    return prompt[len(prompt)]\n")
 
 
+@pytest.mark.parametrize("line, says", [
+    ("ctypes.string_at(0)", "the process crashed: Segmentation fault"),
+    ("os._exit(0)", "the process ended without an answer")])
+def test_a_process_that_ends_is_told_at_its_line(line, says):
+    first, last = message("page_hash", f"    import ctypes\n    {line}\n").splitlines()
+    assert first.startswith(f"page_hash: {says}") and last.endswith(f": {line}")
+
+
 def test_none_makes_one_think_of_return():
     assert "Is a `return` missing?" in message("column_wavefronts", "    print(pitch)\n")
     assert "Is a `return`" not in message("column_wavefronts",
