@@ -56,7 +56,7 @@ def test_what_given_code_raises_is_told_at_the_line_of_the_exercise_that_called_
     ("ctypes.string_at(0)", "the process crashed: Segmentation fault"),
     ("os._exit(0)", "the process ended without an answer")])
 def test_a_process_that_ends_is_told_at_its_line(line, says):
-    first, last = message("page_hash", f"    import ctypes\n    {line}\n").splitlines()
+    first, last = message("page_hash", f"    import ctypes, os\n    {line}\n").splitlines()
     assert first.startswith(f"page_hash: {says}") and last.endswith(f": {line}")
 
 
