@@ -7,6 +7,7 @@ write into the rotation, SwiGLU into the matrix product before it. FLOPs stay th
 weights are still read once. A result that stays on the chip need not go through memory.
 """
 
+import torch  # noqa: F401  (for what an answer may call)
 from torch import Tensor
 
 from layer2_graph.config import Config
