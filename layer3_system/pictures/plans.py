@@ -65,7 +65,7 @@ def plan_cloud(points: list[tuple[float, float]], cluster: Cluster,
 
     figure, axes = plt.subplots(figsize=(7.5, 4.2), layout="constrained")
     size, seconds = np.array(points).T
-    axes.loglog(size / 1e9, seconds, ".", color=BLUE, ms=4, alpha=0.6)
+    axes.loglog(size / 1e9, seconds, ".", color=BLUE, ms=3)
     axes.axvline(cluster.memory / 1e9, color=INK, lw=1, ls=":")
     for name, (x, y) in marks.items():
         axes.loglog(x / 1e9, y, "o", color=RED, mfc="none", ms=11)
@@ -109,7 +109,7 @@ def measured_plans(rows: list[dict[str, Any]]) -> "Figure":
     measured ones, on a logarithmic scale.    rows: of bench/s26_planner.json"""
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(7.5, 3.6), layout="constrained")
+    figure, axes = plt.subplots(figsize=(6.8, 3.2), layout="constrained")
     for y, row in enumerate(rows):
         axes.plot([row["predicted"], row["median"]], [y, y], color=GREY, lw=1, zorder=1)
     for name, field, colour in (("predicted", "predicted", GREY), ("measured", "median", BLUE)):
