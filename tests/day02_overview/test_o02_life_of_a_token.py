@@ -503,12 +503,11 @@ def test_predict_rows(subject, reference, rng, prompt, count):
     for which, want, answer in zip(("without", "with"), wants, got, strict=True):
         last, more = (prompt + count - 1, prompt + count) if which == "without" else (1, 1)
         ways = {
-            "first_longer": ("the first step already has a new token; it has only the prompt",
+            "first_longer": ("the first step has only the prompt, no new token",
                              want + count if which == "without" else None),
-            "all_full": ("every step is counted with all tokens, those still to come as well",
+            "all_full": ("every step is counted with all tokens, also those still to come",
                          count * (prompt + count)),
-            "prompt_as_row": ("the prompt is counted as one row; each of its tokens is a row",
-                              count),
+            "prompt_as_row": ("the prompt counts as one row; each token of it is one", count),
             "step_missing": ("one step is left out", want - last),
             "last_enters": ("the last token is counted too, but it never enters the model",
                             want + more),
@@ -670,13 +669,6 @@ def test_the_nano_llama_is_sure_of_its_sentences(sentence):
     assert (logits.argmax(-1) == tokens[start + 1:]).all()
     second, first = np.sort(logits, -1)[:, -2:].T
     assert (first - second).min() > 4
-
-
-def test_weights_are_small_and_named_as_hugging_face_has_them():
-    m, w = nano()
-    assert (NANO / "weights.npz").stat().st_size < 2**20
-    assert w["model.embed_tokens.weight"].shape == (m["vocab_size"], m["hidden_size"])
-    assert len(w) == 2 + 9 * m["num_hidden_layers"]
 
 
 def test_what_is_refused(subject):
