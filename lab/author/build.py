@@ -35,8 +35,8 @@ def build(lessons, redraw=False):
         if put(lesson.notebook, ipynb.dump(stubbed)):
             changed.append(lesson.notebook)
         if solved and (redraw or outdated(lesson.solution, solved)):
-            kept = None if redraw else with_outputs(lesson, solved)
-            if put(lesson.solution, kept or execute(solved, lesson)):
+            text = None if redraw else with_outputs(lesson, solved)
+            if put(lesson.solution, text or execute(solved, lesson)):
                 changed.append(lesson.solution)
     if put_picture():
         changed.append(PICTURE[0])

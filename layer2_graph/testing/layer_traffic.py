@@ -33,10 +33,10 @@ def traffic(kind: type[Llama], new: Tokens = ((3,),), before: Tokens = (),
     if before:
         model.forward(cache.step([list(some) for some in before]), cache)
     step = cache.step([list(some) for some in new])
-    with Traffic() as seen:
-        model.ops = seen.counting(model.ops)
+    with Traffic() as counts:
+        model.ops = counts.counting(model.ops)
         model.forward(step, cache)
-    return seen
+    return counts
 
 
 def of_a_layer(kind: type[Llama], **how: Any) -> tuple[int, int]:
