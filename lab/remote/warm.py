@@ -145,11 +145,15 @@ class Child:
         return places(self.printed[before:].decode("utf-8", "replace"))
 
     def crash(self):
-        """(what ended it, [(file, line)] of where it was, innermost first), by faulthandler; "" and
-        [] where that says nothing. The child's own words: data, not truth."""
+        """(what ended it, [(file, line)] of where it was, innermost first), by faulthandler or by
+        the exception that it printed last; "" and [] where there is neither. The child's own words:
+        data, not truth."""
         self._listener.join(1)
-        crashed = re.search(r"^Fatal Python error: (.+)", self.output(), re.M)
-        return (crashed[1], places(self.output()[crashed.end():])) if crashed else ("", [])
+        text = self.output()
+        if crashed := re.search(r"^Fatal Python error: (.+)", text, re.M):
+            return crashed[1], places(text[crashed.end():])
+        raised = re.search(r"^(\w+(Error|Exception)\b.*)\Z", text.rstrip(), re.M)
+        return (raised[1], []) if raised else ("", [])
 
     def work(self):
         """(seconds of CPU that its session has used, whether some thread of it could run now).

@@ -54,6 +54,7 @@ def test_what_given_code_raises_is_told_at_the_line_of_the_exercise_that_called_
 
 @pytest.mark.parametrize("line, says", [
     ("ctypes.string_at(0)", "the process crashed: Segmentation fault"),
+    ("os.write(2, b'MemoryError: full'); os._exit(1)", "the process crashed: MemoryError: full"),
     ("os._exit(0)", "the process ended without an answer")])
 def test_a_process_that_ends_is_told_at_its_line(line, says):
     first, last = message("page_hash", f"    import ctypes, os\n    {line}\n").splitlines()
