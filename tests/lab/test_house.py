@@ -160,7 +160,6 @@ LONG_GRADERS = {
     "tests/day02_overview/test_o06_design_an_llm.py": 773,
     "tests/layer1_kernels/test_k13_flash_attention.py": 604,
     "tests/layer1_kernels/test_k14_paged_attention.py": 852,
-    "tests/layer1_kernels/test_k15_quantized_matmul.py": 620,
     "tests/layer1_kernels/test_k18_flash_backward.py": 733,
     "tests/layer2_graph/test_g05_fused_llama.py": 813,
     "tests/layer2_graph/test_g07_weight_quantization.py": 779,
