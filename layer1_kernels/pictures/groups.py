@@ -47,19 +47,13 @@ def gemv_step(BN, BB, PART):
     from matplotlib.patches import Rectangle
 
     figure, axes = plt.subplots(figsize=(7.5, 1.3 + 1.25 * BN), layout="constrained")
-
-    def strip(y, shades, height=0.45):
-        """A cell a byte, each in as many shades as it has halves."""
-        for b in range(BB):
-            for i, shade in enumerate(shades):
-                axes.add_patch(Rectangle((b + 0.06, y + i * height), 0.88, height, fc=shade))
-
-    strip(0, [PALE])
-    strip(0.6, [BLUE])
+    cells(axes, BB, 0, PALE)
+    cells(axes, BB, 0.6, BLUE)
     ticks = {0.22: "x at k + GROUP // 2", 0.82: "x at k"}
     for n in range(BN):
         top = 1.5 + 2.4 * n
-        strip(top, [PALE, BLUE])
+        cells(axes, BB, top, PALE)
+        cells(axes, BB, top + 0.45, BLUE)
         ticks |= {top + 0.45: f"bytes of row {n}", top + 1.75: f"sums[{n}]"}
         for part in range(BB // PART):
             middle = (part + 0.5) * PART
@@ -75,3 +69,11 @@ def gemv_step(BN, BB, PART):
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     return closed(figure)
+
+
+def cells(axes, count, y, colour):
+    """Half a byte each, or a number."""
+    from matplotlib.patches import Rectangle
+
+    for x in range(count):
+        axes.add_patch(Rectangle((x + 0.06, y), 0.88, 0.45, fc=colour))
