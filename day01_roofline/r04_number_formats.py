@@ -29,7 +29,7 @@ class Float:
     name: str
     E: int                  # bits of the exponent field
     M: int                  # bits of the mantissa field
-    specials: str           # which of the largest codes are no finite numbers: ieee, nan or none
+    specials: str           # which of the largest codes are not finite: ieee, nan or none
 
     @property
     def bias(self):
