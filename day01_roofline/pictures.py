@@ -246,6 +246,7 @@ def panels(title, groups, x, y, log=True):
         axes.grid(color="#eaeef2")
         axes.spines[["top", "right"]].set_visible(False)
     every[0, 0].set(ylabel=y)
+    figure.suptitle(title)
     for name, (colour, style) in strokes.items():
         every[0, 0].plot([], [], color=colour, ls=style, lw=1.8, label=name)
     figure.legend(loc="outside right center", frameon=False)
