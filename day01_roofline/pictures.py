@@ -233,7 +233,7 @@ def panels(title, groups, x, y, log=True):
     names = dict.fromkeys(name for curves in groups.values() for name in curves)
     strokes = dict(zip(names, STROKES, strict=False))
     figure, every = plt.subplots(1, len(groups), sharey=True, squeeze=False, figsize=(7.5, 3.6),
-                                 layout="constrained")
+                                 dpi=85, layout="constrained")
     for axes, (label, curves) in zip(every[0], groups.items(), strict=True):
         for name, (xs, ys) in curves.items():
             colour, style = strokes[name]
