@@ -2,7 +2,7 @@
 
 recorded  Notes of a Recorder: pages held, requests in steps.
 shares    Shares of tokens: what a sampler keeps, where a number falls; the way of a request.
-pages     Pages: tables that name them, and their own names.
+pages     Pages: tables that name them, their own names, a tree of them, what hits save.
 steps     Steps: batches, chunks, and the arrays of one step.
 chase     A request's life, and its number of computed tokens after that of its tokens.
 clients   Clients: a call's way through the server, and how long requests wait.
@@ -39,7 +39,7 @@ from layer3_system.pictures.failures import disk_outcomes, interval_curve, month
 from layer3_system.pictures.grammar import allowed_steps, automaton_jumps, match_lines
 from layer3_system.pictures.learning import gradient_range, loss_curves, training_lines
 from layer3_system.pictures.loop import overlap_lanes, step_circle
-from layer3_system.pictures.pages import hash_chain, table_arrows
+from layer3_system.pictures.pages import cost_sweep, hash_chain, node_cut, table_arrows
 from layer3_system.pictures.pipeline import kept_lines, pipeline_lanes
 from layer3_system.pictures.plans import kind_grid, plan_cloud, serving_lines, step_bars
 from layer3_system.pictures.ranks import rank_lanes, rank_matrix, ring_and_tree, ring_rounds
@@ -53,13 +53,13 @@ from layer3_system.pictures.training import bucket_lanes, stage_bars, state_copi
 
 __all__ = ["allowed_steps", "answer_grid", "automaton_jumps", "block_map", "bucket_lanes",
            "byte_bars", "cache_by_ranks", "call_life", "causal_bands", "chunk_steps",
-           "context_bytes", "disk_outcomes", "expert_loads", "gap_curves", "goodput_panels",
-           "gradient_range", "guess_ribbons", "hash_chain", "interval_curve", "kept_lines",
-           "kept_shares", "kind_grid", "load_lines", "loss_curves", "match_lines", "month_bands",
-           "overlap_lanes", "padded_batch", "pipeline_lanes", "placement_lanes", "plan_cloud",
-           "plan_grid", "position_errors", "rank_lanes", "rank_matrix", "request_life",
-           "request_loop", "reward_curves", "ring_and_tree", "ring_rounds", "ring_work",
-           "row_matrix", "rows_by_k", "seat_lanes", "serving_lines", "share_line", "speedup_curves",
-           "split_bands", "stage_bars", "stalled", "state_copies", "step_arrays", "step_bars",
-           "step_circle", "step_timeline", "table_arrows", "tier_bars", "tier_curves",
-           "token_ticks", "training_lines", "waits", "wire_lanes"]
+           "context_bytes", "cost_sweep", "disk_outcomes", "expert_loads", "gap_curves",
+           "goodput_panels", "gradient_range", "guess_ribbons", "hash_chain", "interval_curve",
+           "kept_lines", "kept_shares", "kind_grid", "load_lines", "loss_curves", "match_lines",
+           "month_bands", "node_cut", "overlap_lanes", "padded_batch", "pipeline_lanes",
+           "placement_lanes", "plan_cloud", "plan_grid", "position_errors", "rank_lanes",
+           "rank_matrix", "request_life", "request_loop", "reward_curves", "ring_and_tree",
+           "ring_rounds", "ring_work", "row_matrix", "rows_by_k", "seat_lanes", "serving_lines",
+           "share_line", "speedup_curves", "split_bands", "stage_bars", "stalled", "state_copies",
+           "step_arrays", "step_bars", "step_circle", "step_timeline", "table_arrows", "tier_bars",
+           "tier_curves", "token_ticks", "training_lines", "waits", "wire_lanes"]
