@@ -93,7 +93,8 @@ def plan_bars(panels):
         axes.set(title=title, xlabel=unit, xlim=(0, 1.15 * max(left)))
         axes.set_yticks(range(len(rows)), rows, fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3, frameon=False,
-                    fontsize=8, handlelength=1)
+        if len(parts) > 1:
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3, frameon=False,
+                        fontsize=8, handlelength=1)
     every[0].invert_yaxis()
     return closed(figure)
