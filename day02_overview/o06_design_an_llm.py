@@ -102,7 +102,7 @@ def lifetime_split(law, flops, served):
     many = flops / 6
     for _ in range(100):
         tokens = math.sqrt(few * many)                          # the middle on a log scale
-        # exercise: which N does the budget leave? do a few more tokens still lower the loss?
+        # exercise: N by the budget; do more tokens still lower the loss? after the loop, return
         N = flops / (6 * tokens + 2 * served)
         gain = law.b * law.B / tokens ** law.b                  # of the loss, by 1 % more tokens
         price = law.a * law.A / N ** law.a * 6 * tokens / (6 * tokens + 2 * served)
@@ -163,7 +163,7 @@ def shape_for(N, V, queries):
                          f"N = {N:g}, V = {V} and H / G = {queries}")
     shapes = []
     for one in one_layer_shapes(V, queries):
-        # exercise: which depth L gives the number nearest to N? clip it to what C / L allows
+        # exercise: append it with the allowed depth nearest to N; then the nearest_shape of all
         rest = total_parameters(replace(one, L=0))
         L = round((N - rest) / (total_parameters(one) - rest))
         shapes.append(replace(one, L=min(max(L, -(-one.C // 160)), one.C // 48)))
