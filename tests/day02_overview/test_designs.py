@@ -1,4 +1,4 @@
-"""What is given of o06: shapes, slices, and the limits of a plan."""
+"""What is given of o06: shapes, slices, the limits of a plan, and pictures."""
 
 from dataclasses import replace
 
@@ -15,6 +15,7 @@ from day02_overview import (
     design,
     lifetime_split,
     micro_batches,
+    pictures,
     rank_shape,
     recipes,
     seconds,
@@ -85,3 +86,25 @@ def test_bad_input_is_one_clear_error():
                         (lambda: design(replace(WEEK, memory=1e9)), "no plan fits")):
         with pytest.raises(ValueError, match=words):
             call()
+
+
+def words(axes):
+    return [text.get_text() for text in axes.texts]
+
+
+def test_a_picture_crosses_n_at_the_depth_of_llama():
+    (axes,) = pictures.depth_line(replace(LLAMAS["Llama-3.1-8B"], L=1), 8.03e9).axes
+    assert "L = 32.0" in words(axes)
+
+
+def test_a_picture_numbers_the_slices():
+    whole, sliced = pictures.gpu_grid(16, (1, 8)).axes
+    assert words(whole) == ["1"] * 16
+    assert sorted(words(sliced)) == sorted("12345678" * 2)
+
+
+def test_bars_end_with_their_sums():
+    memory, times = pictures.plan_bars({
+        "memory": ("GB", {"one": {"all": 3.0}, "two": {"all": 4.0}}, 5.0),
+        "time": ("seconds", {"one": {"a": 1.0, "b": 2.5}, "two": {"a": 0.0, "b": 1.0}}, None)}).axes
+    assert words(memory) == ["3.0", "4.0"] and words(times) == ["3.5", "1.0"]

@@ -39,7 +39,7 @@ def noted(index, tokens, table, S=4, salt=""):
     return request
 
 
-def found(index, tokens, S=4, salt=""):
+def hits(index, tokens, S=4, salt=""):
     request = Request("r", list(tokens), SamplingParams(), salt=salt)
     return index.find(request, len(tokens) // S, S)
 
@@ -51,8 +51,8 @@ def test_collision(index):
     noted(known, [0] * 4 + [1] * 4, [5, 6])
     assert hash((0,) * 4) == hash((2**61 - 1,) * 4)
     for wrong in (2**61 - 1, 2**32, 256, 1):
-        assert found(known, [wrong] * 4 + [1] * 4) == []
-    assert found(known, [0] * 4 + [1] * 4) == [5, 6]
+        assert hits(known, [wrong] * 4 + [1] * 4) == []
+    assert hits(known, [0] * 4 + [1] * 4) == [5, 6]
 
 
 def test_a_name_is_a_strong_hash_of_the_whole_text():
@@ -70,12 +70,12 @@ def test_parent_chain(index):
     """Case 13: the same tokens after other text are another page."""
     known = index()
     noted(known, [1] * 4 + [2] * 4 + [3] * 4, [0, 1, 2])
-    assert found(known, [9] * 4 + [2] * 4) == []
-    assert found(known, [2] * 4) == []
-    assert found(known, [1] * 4 + [3] * 4) == [0]
+    assert hits(known, [9] * 4 + [2] * 4) == []
+    assert hits(known, [2] * 4) == []
+    assert hits(known, [1] * 4 + [3] * 4) == [0]
     assert noted(known, [9] * 4 + [2] * 4, [5, 6]).table == [5, 6]
-    assert found(known, [9] * 4 + [2] * 4) == [5, 6]
-    assert found(known, [1] * 4 + [2] * 4 + [3] * 4) == [0, 1, 2]
+    assert hits(known, [9] * 4 + [2] * 4) == [5, 6]
+    assert hits(known, [1] * 4 + [2] * 4 + [3] * 4) == [0, 1, 2]
 
 
 @BOTH
@@ -83,11 +83,11 @@ def test_salt(index):
     """Case 13: requests with different salts share nothing."""
     known, text = index(), [1] * 8
     noted(known, text, [0, 1], salt="red")
-    assert found(known, text) == found(known, text, salt="blue") == []
+    assert hits(known, text) == hits(known, text, salt="blue") == []
     assert noted(known, text, [4, 5], salt="blue").table == [4, 5]
-    assert found(known, text, salt="red") == [0, 1] and found(known, text, salt="blue") == [4, 5]
+    assert hits(known, text, salt="red") == [0, 1] and hits(known, text, salt="blue") == [4, 5]
     known.drop(0)
-    assert found(known, text, salt="red") == [] and found(known, text, salt="blue") == [4, 5]
+    assert hits(known, text, salt="red") == [] and hits(known, text, salt="blue") == [4, 5]
 
 
 @BOTH
@@ -97,7 +97,7 @@ def test_a_copy_is_never_named(index):
     noted(known, text, [0, 1])
     assert noted(known, text, [4, 5]).table == [0, 1]
     known.drop(4), known.drop(5)
-    assert found(known, text) == [0, 1]
+    assert hits(known, text) == [0, 1]
 
 
 @BOTH
@@ -106,9 +106,9 @@ def test_drop(index):
     known, text = index(), [1] * 4 + [2] * 4 + [3] * 4
     noted(known, text, [0, 1, 2])
     known.drop(1), known.drop(1), known.drop(99)
-    assert found(known, text) == [0]
+    assert hits(known, text) == [0]
     assert noted(known, text, [0, 5, 6]).table[1] == 5
-    assert found(known, text)[:2] == [0, 5]
+    assert hits(known, text)[:2] == [0, 5]
 
 
 def test_where_tree_and_chain_differ():
@@ -117,10 +117,10 @@ def test_where_tree_and_chain_differ():
     for known in (chain, tree):
         noted(known, text, [0, 1])
         known.drop(0)
-        assert found(known, text) == []
+        assert hits(known, text) == []
         noted(known, text[:4], [7])
-    assert found(chain, text) == [7, 1]
-    assert found(tree, text) == [7]
+    assert hits(chain, text) == [7, 1]
+    assert hits(tree, text) == [7]
 
 
 def check_tree(tree):
@@ -138,19 +138,22 @@ def check_tree(tree):
 
 
 class WholeTexts:
-    """What an index must find, from a dictionary of texts. behind: drop takes later pages, too."""
+    """What an index must return, from a dictionary of texts.
 
-    def __init__(self, behind):
-        self.behind, self.page_of = behind, {}
+    prunes: whether a drop takes the later pages of a text with it
+    """
+
+    def __init__(self, prunes):
+        self.prunes, self.page_of = prunes, {}
 
     def note(self, text, table, i):
         before = text[:i]
-        if self.behind and i and self.page_of.get(before) != table[i - 1]:
+        if self.prunes and i and self.page_of.get(before) != table[i - 1]:
             return table[i]
         return self.page_of.setdefault(text[:i + 1], table[i])
 
     def drop(self, text):
-        if self.behind:
+        if self.prunes:
             self.page_of = {t: p for t, p in self.page_of.items() if t[:len(text)] != text}
         else:
             self.page_of.pop(text, None)
@@ -247,7 +250,7 @@ def test_an_answer_is_known_but_its_last_token(index):
 
 
 @BOTH
-def test_partial_page_is_nobody_elses(index):
+def test_a_partly_filled_page_is_not_shared(index):
     """Case 8: texts that part within a page share only the pages before."""
     e = engine(index)
     served(e, [1, 2, 3, 4, 5, 6])
