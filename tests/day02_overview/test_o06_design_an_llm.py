@@ -10,21 +10,9 @@ import numpy as np
 import pytest
 
 from day01_roofline import Llama, count_parameters, kv_bytes_per_token
-from day02_overview import (
-    HOFFMANN,
-    REFIT,
-    Budget,
-    Design,
-    Recipe,
-    best_split,
-    effective_parameters,
-    peak_activations,
-    rank_shape,
-    recipes,
-    shape_faults,
-    state_bytes,
-    training_flops,
-)
+from day02_overview import Budget, Design, Recipe, rank_shape, recipes, shape_faults
+from day02_overview.o04_training_math import peak_activations, state_bytes, training_flops
+from day02_overview.o05_scaling_laws import HOFFMANN, REFIT, best_split, effective_parameters
 from lab.judge.mistakes import mistake, named
 from lab.judge.subject import Raised
 
@@ -66,6 +54,11 @@ def local(handle):
 def tell(name, seen, why):
     """The message of a mistake: what was seen, and why it is wrong."""
     return mistake(name, f"{seen}: {why}", why)
+
+
+def first(*reasons):
+    """(id, why) of the first of the reasons (id, why, whether it holds); two texts "" if none."""
+    return next(((name, why) for name, why, holds in reasons if holds), ("", ""))
 
 
 # ---- what the law recommends
@@ -231,30 +224,28 @@ def judge_shape(subject, N, V, queries):
     nearest, its_ratio, nearest_shape = min(rows, key=lambda row: row[0])
     ratio = abs(m.C / m.L - 128)
     if nearest > 0.01:
-        name, why = next(row for row, so in (
-            (("heads_below_128", "the nearest one has 128 heads, which are allowed"),
-             nearest_shape.H == 128 and m.H == 120),
-            (("ratio_first", "C / L counts only within 1 %"),
-             ratio < its_ratio), (("", ""), True)) if so)
+        name, why = first(("heads_below_128", "the nearest one has 128 heads, which are allowed",
+                           nearest_shape.H == 128 and m.H == 120),
+                          ("ratio_first", "C / L counts only within 1 %", ratio < its_ratio))
         assert abs(off) <= nearest + 1e-9, mistake(name, (
             f"{what}. No allowed shape is within 1 % of this N, so return the nearest one, which "
             f"is {nearest:.1%} off. {why}"), why)
         return
     _, best, squat = min((row for row in rows if row[0] <= 0.01), key=lambda row: row[1])
     layers = (total(m) - 2 * m.V * m.C) / N - 1
-    name, why = next(row for row, so in (
-        (("no_vocabulary", "without the vocabulary it would have N: the embedding and lm_head "
-                           "count too"), abs(layers) < 0.01),
-        (("ratio_first", "C / L counts only within 1 %"), ratio < best),
-        (("not_within_1_percent", "the text says within 1 %"), abs(off) <= 0.02),
-        (("far_off", "there are shapes nearer to N: have you tried every F?"), True)) if so)
+    name, why = first(
+        ("no_vocabulary", "without the vocabulary it would have N: the embedding and lm_head count "
+                          "too", abs(layers) < 0.01),
+        ("ratio_first", "C / L counts only within 1 %", ratio < best),
+        ("not_within_1_percent", "the text says within 1 %", abs(off) <= 0.02),
+        ("far_off", "there are shapes nearer to N: have you tried every F?", True))
     assert abs(off) <= 0.01, tell(name, what, why)
-    name, why = next(row for row, so in (
-        (("nearest_first", "it is the nearest to N, but within 1 % C / L decides"),
+    name, why = first(
+        ("nearest_first", "it is the nearest to N, but within 1 % C / L decides",
          abs(off) <= nearest + 1e-9),
-        (("other_ratio", "C / L should be near 128"), ratio > 40),
-        (("f_missed", f"is F / C = {squat.F / squat.C:.3g} among those tried, and is L rounded to "
-                      "the nearest?"), True)) if so)
+        ("other_ratio", "C / L should be near 128", ratio > 40),
+        ("f_missed", f"is F / C = {squat.F / squat.C:.3g} among those tried, and is L rounded to "
+                     f"the nearest?", True))
     assert ratio <= best, mistake(name, (
         f"{what}. C / L is {m.C / m.L:.1f}; another shape within 1 % of N has "
         f"{squat.C / squat.L:.1f}, which is nearer to 128: L={squat.L} C={squat.C} F={squat.F}. "
@@ -688,17 +679,17 @@ def wasted(budget, plan, other):
     fastest = min(sum(parts_of_a_step(budget, m, plan.experts, r).values()) / budget.batch
                   for r in recipes(budget, m)
                   if not faults_of(budget, replace(plan, recipe=r, tokens=budget.batch)))
-    return next(row for row, so in (
-        (("idle_days", f"only {used:.0%} of the days are used"), used < 0.9),
-        (("no_experts", f"the budget allows experts, and {other.experts} are better"),
+    return first(
+        ("idle_days", f"only {used:.0%} of the days are used", used < 0.9),
+        ("no_experts", f"the budget allows experts, and {other.experts} are better",
          plan.experts == 1 < other.experts),
-        (("fewer_experts", f"the search's model has {other.experts} expert(s): the serving GPU "
-                           f"stores all of them, and fewer leave room for a larger model"),
+        ("fewer_experts", f"the search's model has {other.experts} expert(s): the serving GPU "
+                          f"stores all of them, and fewer leave room for a larger model",
          plan.experts > other.experts),
-        (("one_ratio", f"H / G is {m.H / m.G:g}: with {better.H / better.G:g} the cache has half "
-                       f"the heads, and the serving GPU has room for a larger model"),
+        ("one_ratio", f"H / G is {m.H / m.G:g}: with {better.H / better.G:g} the cache has half "
+                      f"the heads, and the serving GPU has room for a larger model",
          m.H / m.G < better.H / better.G and total(m) < total(better)),
-        (("slow_recipe", f"another recipe needs only {fastest / per_token:.0%} of this one's time "
-                         f"per token"), per_token > 1.2 * fastest),
-        (("other_size", f"the search found a model with {total(better) / 1e9:.2f} billion "
-                        f"parameters"), True)) if so)
+        ("slow_recipe", f"another recipe needs only {fastest / per_token:.0%} of this one's time "
+                        f"per token", per_token > 1.2 * fastest),
+        ("other_size", f"the search found a model with {total(better) / 1e9:.2f} billion "
+                       f"parameters", True))
