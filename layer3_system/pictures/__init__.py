@@ -21,6 +21,7 @@ failures  Failures: a month as a band, what intervals lose, disks after a stop.
 plans     Plans: what each kind of parallelism does to a token, and plans by bytes and seconds.
 disaggregation  Prompts and answers apart: token times, layers on the wire, goodput.
 answers   Learning from own answers: rewards and gaps by update, placements, a plan's pieces.
+pages     Pages: tables that name them, their own names, a tree of them, what hits save.
 """
 
 from layer3_system.pictures.answers import (
@@ -39,7 +40,7 @@ from layer3_system.pictures.failures import disk_outcomes, interval_curve, month
 from layer3_system.pictures.grammar import allowed_steps, automaton_jumps, match_lines
 from layer3_system.pictures.learning import gradient_range, loss_curves, training_lines
 from layer3_system.pictures.loop import overlap_lanes, step_circle
-from layer3_system.pictures.pages import hash_chain, table_arrows
+from layer3_system.pictures.pages import cost_sweep, hash_chain, node_cut, table_arrows
 from layer3_system.pictures.pipeline import kept_lines, pipeline_lanes
 from layer3_system.pictures.plans import (
     kind_grid,
@@ -59,13 +60,14 @@ from layer3_system.pictures.training import bucket_lanes, stage_bars, state_copi
 
 __all__ = ["allowed_steps", "answer_grid", "automaton_jumps", "block_map", "bucket_lanes",
            "byte_bars", "cache_by_ranks", "call_life", "causal_bands", "chunk_steps",
-           "context_bytes", "disk_outcomes", "expert_loads", "gap_curves", "goodput_panels",
-           "gradient_range", "guess_ribbons", "hash_chain", "interval_curve", "kept_lines",
-           "kept_shares", "kind_grid", "load_lines", "loss_curves", "match_lines",
-           "measured_plans", "month_bands", "overlap_lanes", "padded_batch", "pipeline_lanes",
-           "placement_lanes", "plan_cloud", "plan_grid", "position_errors", "rank_lanes",
-           "rank_matrix", "request_life", "request_loop", "reward_curves", "ring_and_tree",
-           "ring_rounds", "ring_work", "row_matrix", "rows_by_k", "seat_lanes", "serving_lines",
-           "share_line", "speedup_curves", "split_bands", "stage_bars", "stalled", "state_copies",
-           "step_arrays", "step_bars", "step_circle", "step_timeline", "table_arrows", "tier_bars",
-           "tier_curves", "token_ticks", "training_lines", "waits", "wire_lanes"]
+           "context_bytes", "cost_sweep", "disk_outcomes", "expert_loads", "gap_curves",
+           "goodput_panels", "gradient_range", "guess_ribbons", "hash_chain", "interval_curve",
+           "kept_lines", "kept_shares", "kind_grid", "load_lines", "loss_curves", "match_lines",
+           "measured_plans", "month_bands", "node_cut", "overlap_lanes", "padded_batch",
+           "pipeline_lanes", "placement_lanes", "plan_cloud", "plan_grid", "position_errors",
+           "rank_lanes", "rank_matrix", "request_life", "request_loop", "reward_curves",
+           "ring_and_tree", "ring_rounds", "ring_work", "row_matrix", "rows_by_k", "seat_lanes",
+           "serving_lines", "share_line", "speedup_curves", "split_bands", "stage_bars", "stalled",
+           "state_copies", "step_arrays", "step_bars", "step_circle", "step_timeline",
+           "table_arrows", "tier_bars", "tier_curves", "token_ticks", "training_lines", "waits",
+           "wire_lanes"]

@@ -190,6 +190,14 @@ def test_equal_pages_have_equal_names_only_after_equal_text():
     assert len({*x[:4], *y[:4]}) == 6
 
 
+def test_a_cut_makes_three_links():
+    before, after = pictures.node_cut(["You are a warp. wide", "You are a warp. tall"], 4, 2).axes
+    links = [[to_rgb(t.arrow_patch.get_edgecolor()) for t in axes.texts if getattr(
+        t, "arrow_patch", None)] for axes in (before, after)]
+    assert [len(colours) for colours in links] == [3, 4]
+    assert links[0].count(to_rgb(plots.RED)) == 0 and links[1].count(to_rgb(plots.RED)) == 3
+
+
 def test_a_call_is_read_between_steps():
     words = texts(pictures.call_life())
     assert words.count("letter") == 2 and words.count("event") == words.count("text") == 3
