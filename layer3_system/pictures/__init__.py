@@ -3,7 +3,8 @@
 recorded  Notes of a Recorder: pages held, requests in steps.
 shares    Shares of tokens: what a sampler keeps, where a number falls; the way of a request.
 pages     Pages: tables that name them, and their own names.
-steps     Steps: batches, chunks, and the arrays of one step.
+steps     Steps: batches, seats, and the arrays of one step.
+chunks    Chunks of a prompt: in steps, and what their size gains and costs.
 chase     A request's life, and its number of computed tokens after that of its tokens.
 clients   Clients: a call's way through the server, and how long requests wait.
 ranks     Ranks: who sends how many bytes to whom, and who does what when.
@@ -31,6 +32,7 @@ from layer3_system.pictures.answers import (
     reward_curves,
 )
 from layer3_system.pictures.chase import request_life
+from layer3_system.pictures.chunks import chunk_steps, sweep_curves
 from layer3_system.pictures.clients import call_life, stalled, waits
 from layer3_system.pictures.context import causal_bands, context_bytes, position_errors, ring_work
 from layer3_system.pictures.disaggregation import goodput_panels, token_ticks, wire_lanes
@@ -46,7 +48,7 @@ from layer3_system.pictures.ranks import rank_lanes, rank_matrix, ring_and_tree,
 from layer3_system.pictures.recorded import block_map, step_timeline
 from layer3_system.pictures.shares import kept_shares, request_loop, share_line
 from layer3_system.pictures.speculation import byte_bars, guess_ribbons, speedup_curves
-from layer3_system.pictures.steps import chunk_steps, padded_batch, seat_lanes, step_arrays
+from layer3_system.pictures.steps import padded_batch, seat_bars, seat_lanes, step_arrays
 from layer3_system.pictures.tensors import cache_by_ranks, split_bands
 from layer3_system.pictures.tiers import load_lines, tier_bars, tier_curves
 from layer3_system.pictures.training import bucket_lanes, stage_bars, state_copies
@@ -59,7 +61,7 @@ __all__ = ["allowed_steps", "answer_grid", "automaton_jumps", "block_map", "buck
            "overlap_lanes", "padded_batch", "pipeline_lanes", "placement_lanes", "plan_cloud",
            "plan_grid", "position_errors", "rank_lanes", "rank_matrix", "request_life",
            "request_loop", "reward_curves", "ring_and_tree", "ring_rounds", "ring_work",
-           "row_matrix", "rows_by_k", "seat_lanes", "serving_lines", "share_line", "speedup_curves",
-           "split_bands", "stage_bars", "stalled", "state_copies", "step_arrays", "step_bars",
-           "step_circle", "step_timeline", "table_arrows", "tier_bars", "tier_curves",
-           "token_ticks", "training_lines", "waits", "wire_lanes"]
+           "row_matrix", "rows_by_k", "seat_bars", "seat_lanes", "serving_lines", "share_line",
+           "speedup_curves", "split_bands", "stage_bars", "stalled", "state_copies", "step_arrays",
+           "step_bars", "step_circle", "step_timeline", "sweep_curves", "table_arrows",
+           "tier_bars", "tier_curves", "token_ticks", "training_lines", "waits", "wire_lanes"]
