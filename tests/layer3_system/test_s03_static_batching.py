@@ -239,7 +239,7 @@ def test_expected_longest(subject, agree, lens, B):
         "equals_once": ("equal lengths are counted once", mean(max, set(lens))),
         "times_B": ("probabilities are multiplied by B, not raised to the power B",
                     B * np.mean(lens)),
-        "power_of_difference": ("1 / n is raised to the power B: subtract after raising to it",
+        "power_of_difference": ("i / n - (i - 1) / n is raised to the power B: raise both first",
                                 sum(lens) / n ** B),
         "longest_left_out": ("the longest length is left out", total(exactly, ordered[:-1])),
         "uniform": ("the lengths lie evenly between 0 and the longest", max(lens) * B / (B + 1)),
