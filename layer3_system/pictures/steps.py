@@ -42,11 +42,10 @@ def padded_batch(prompts: list[int], outputs: list[int]) -> "Figure":
                               fontsize=8, color="white")
         lost = B * max(lens) - sum(lens)
         what = "tokens are padding" if label else "slot-steps are idle"
-        axes.set_title(f"{'the first step' if label else 'all steps'}: {lost} of "
-                       f"{B * max(lens)} {what}", loc="left", fontsize=9, color=INK)
+        axes.set_title(f"{lost} of {B * max(lens)} {what}", loc="left", fontsize=9, color=INK)
         axes.set(xlim=(0, max(lens)), ylim=(B, 0))
         axes.set_xticks([x + 0.5 for x in range(max(lens))], range(max(lens)), fontsize=8)
-        axes.set_xlabel("position in the prompt" if label else "step", fontsize=9)
+        axes.set_xlabel("first step: position in the prompt" if label else "step", fontsize=9)
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
     left.set_yticks([y + 0.5 for y in range(B)], [f"seat {y}" for y in range(B)], fontsize=8)

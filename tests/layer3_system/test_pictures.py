@@ -170,8 +170,8 @@ def texts(figure):
 
 def test_a_padded_batch_counts_what_is_lost():
     left, right = pictures.padded_batch([3, 6, 2, 4], [4, 2, 7, 3]).axes
-    assert left.get_title("left") == "the first step: 9 of 24 tokens are padding"
-    assert right.get_title("left") == "all steps: 12 of 28 slot-steps are idle"
+    assert left.get_title("left") == "9 of 24 tokens are padding"
+    assert right.get_title("left") == "12 of 28 slot-steps are idle"
     for axes, lost in ((left, 9), (right, 12)):
         assert sum(p.get_linestyle() == "--" for p in axes.patches) == lost
 
