@@ -22,6 +22,8 @@ plans     Plans: what each kind of parallelism does to a token, and plans by byt
 disaggregation  Prompts and answers apart: token times, layers on the wire, goodput.
 answers   Learning from own answers: rewards and gaps by update, placements, a plan's pieces.
 pages     Pages: tables that name them, their own names, a tree of them, what hits save.
+steps     Steps: batches, seats, and the arrays of one step.
+chunks    Chunks of a prompt: in steps, and what their size gains and costs.
 """
 
 from layer3_system.pictures.answers import (
@@ -32,6 +34,7 @@ from layer3_system.pictures.answers import (
     reward_curves,
 )
 from layer3_system.pictures.chase import request_life
+from layer3_system.pictures.chunks import chunk_steps, sweep_curves
 from layer3_system.pictures.clients import call_life, stalled, waits
 from layer3_system.pictures.context import causal_bands, context_bytes, position_errors, ring_work
 from layer3_system.pictures.disaggregation import goodput_panels, token_ticks, wire_lanes
@@ -53,7 +56,7 @@ from layer3_system.pictures.ranks import rank_lanes, rank_matrix, ring_and_tree,
 from layer3_system.pictures.recorded import block_map, step_timeline
 from layer3_system.pictures.shares import kept_shares, request_loop, share_line
 from layer3_system.pictures.speculation import byte_bars, guess_ribbons, speedup_curves
-from layer3_system.pictures.steps import chunk_steps, padded_batch, seat_lanes, step_arrays
+from layer3_system.pictures.steps import padded_batch, seat_bars, seat_lanes, step_arrays
 from layer3_system.pictures.tensors import cache_by_ranks, split_bands
 from layer3_system.pictures.tiers import load_lines, tier_bars, tier_curves
 from layer3_system.pictures.training import bucket_lanes, stage_bars, state_copies
@@ -66,8 +69,8 @@ __all__ = ["allowed_steps", "answer_grid", "automaton_jumps", "block_map", "buck
            "measured_plans", "month_bands", "node_cut", "overlap_lanes", "padded_batch",
            "pipeline_lanes", "placement_lanes", "plan_cloud", "plan_grid", "position_errors",
            "rank_lanes", "rank_matrix", "request_life", "request_loop", "reward_curves",
-           "ring_and_tree", "ring_rounds", "ring_work", "row_matrix", "rows_by_k", "seat_lanes",
-           "serving_lines", "share_line", "speedup_curves", "split_bands", "stage_bars", "stalled",
-           "state_copies", "step_arrays", "step_bars", "step_circle", "step_timeline",
-           "table_arrows", "tier_bars", "tier_curves", "token_ticks", "training_lines", "waits",
-           "wire_lanes"]
+           "ring_and_tree", "ring_rounds", "ring_work", "row_matrix", "rows_by_k", "seat_bars",
+           "seat_lanes", "serving_lines", "share_line", "speedup_curves", "split_bands",
+           "stage_bars", "stalled", "state_copies", "step_arrays", "step_bars", "step_circle",
+           "step_timeline", "sweep_curves", "table_arrows", "tier_bars", "tier_curves",
+           "token_ticks", "training_lines", "waits", "wire_lanes"]

@@ -213,8 +213,7 @@ LONG_FUNCTIONS = {
     "a forward pass, as its formulas stand in the lesson": {
         "day02_overview/nano/train.py: forward", "layer2_graph/cpu/llama.py: decode"},
     "a picture, in a file that has other things as well": {
-        "lab/plots.py: roofline", "layer2_graph/drawing.py: draw",
-        "layer3_system/s05_chunked_prefill.py: sweep_picture"},
+        "lab/plots.py: roofline", "layer2_graph/drawing.py: draw"},
     "a reader of text: one pass, one state": {
         "lab/stub/cuda.py: _declarations", "lab/stub/cuda.py: read", "lab/stub/python.py: read",
         "lab/simulator/ptx.py: _Parser.read", "layer3_system/automaton.py: Nodes.read_repeat"},
