@@ -345,6 +345,8 @@ def paged_attention_torch(q, k_pages, v_pages, block_tables, cu_q, lens, scale):
     out = torch.zeros_like(q)
     for b, (N, begin, end) in enumerate(zip(*(x.tolist() for x in (lens, cu_q[:-1], cu_q[1:])),
                                             strict=True)):
+        if begin == end:
+            continue
         pages = block_tables[b, :-(-N // S)].long()     # the last one may be part empty
         keys, values = (x[pages].flatten(0, 1)[None, :N] for x in (k_pages, v_pages))
         out[begin:end] = flash_attention_torch(q[None, begin:end], keys, values, True, scale)[0][0]
@@ -362,7 +364,7 @@ def check_pages(name, D, k_pages, v_pages, **others):
         raise TypeError(f"{name}: " + ", ".join(f"{n} is {x.dtype}" for n, x in tensors.items())
                         + "; expected float32, float16 or bfloat16 for all")
     for n, x in tensors.items():
-        if x.stride(-1) != 1:
+        if x.numel() and x.stride(-1) != 1:
             raise ValueError(f"{name}: {n} has strides {x.stride()}, expected the last to be 1")
 
 
