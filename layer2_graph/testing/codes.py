@@ -79,7 +79,8 @@ def packed(codes: np.ndarray, levels: Levels) -> np.ndarray:        # (…, D) -
     n, radix = {1: (5, 3), 7: (2, 16)}.get(len(levels) - 1, (1, 256))
     digits = np.pad(codes + len(levels) - 1, [(0, 0)] * (codes.ndim - 1)
                     + [(0, -codes.shape[-1] % n)], constant_values=len(levels) - 1)
-    return (digits.reshape(*codes.shape[:-1], -1, n) * radix ** np.arange(n)).sum(-1)
+    parts = digits.reshape(*codes.shape[:-1], digits.shape[-1] // n, n)
+    return (parts * radix ** np.arange(n)).sum(-1)
 
 
 class Pages:
