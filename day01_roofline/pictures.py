@@ -125,6 +125,75 @@ def orders(strips, factors):
     return closed(figure)
 
 
+def code_fields(formats, code):
+    """The bits of some formats, a row each: sign, exponent field, mantissa field. In the first row
+    stand the bits of a code, its fields as integers, and the normal number that it means.
+
+    formats: {name: Float of r04}
+    """
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7.5, 0.7 * len(formats) + 0.2), layout="constrained")
+    for y, f in enumerate(formats.values()):
+        bit_fields(axes, y, f, f"{code:0{1 + f.E + f.M}b}" if y == 0 else "")
+        if y == 0:
+            e, m = divmod(code % 2 ** (f.E + f.M), 2**f.M)
+            axes.text(1.4 + f.E + f.M, 0.3, f"e = {e}, m = {m}:  (1 + {m}/{2**f.M}) · "
+                      f"2^({e} − {f.bias}) = {(1 + m / 2**f.M) * 2.0 ** (e - f.bias):g}",
+                      va="center", fontsize=9, color=RED)
+    axes.set(xlim=(-0.1, 16.5), ylim=(len(formats) - 0.3, -0.45), xticks=[],
+             yticks=[y + 0.3 for y in range(len(formats))], yticklabels=formats)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    return closed(figure)
+
+
+def bit_fields(axes, y, f, bits):
+    """A row of cells, one for each bit of a Float, with the names of its fields above."""
+    from matplotlib.patches import Rectangle
+
+    begin = 0
+    for name, width, fill, ink in (("sign", 1, GREY, "white"), ("exponent", f.E, BLUE, "white"),
+                                   ("mantissa", f.M, "white", INK)):
+        for x in range(begin, begin + width):
+            axes.add_patch(Rectangle((x, y), 1, 0.6, fc=fill, ec=INK, lw=0.8))
+            axes.text(x + 0.5, y + 0.31, bits[x:x + 1], ha="center", va="center", color=ink)
+        axes.text(begin + width / 2, y - 0.07, f"{name}, {width}", ha="center", fontsize=8,
+                  color=INK)
+        begin += width
+
+
+def one_rounding(x, neighbours, codes, M):
+    """A number between two neighbours of a format, the tie between them, and the bits of its
+    significand: those that are kept, and the first of those that are dropped.
+
+    neighbours, codes: the two numbers and their codes of 8 bits    M: bits of the mantissa field
+    """
+    import matplotlib.pyplot as plt
+
+    low, high = neighbours
+    step = high - low
+    bits = f"{int(x / step * 2**8):b}"                  # M + 1 bits are kept, 8 dropped ones shown
+    power = int(np.floor(np.log2(x)))
+    figure, axes = plt.subplots(figsize=(7.5, 1.9), layout="constrained")
+    axes.plot([low - step / 3, high + step / 3], [0, 0], color=INK, lw=0.8)
+    for number, code in zip(neighbours, codes, strict=True):
+        axes.plot([number] * 2, [-0.15, 0.15], color=BLUE, lw=2)
+        word = f"{code:08b}"
+        axes.text(number, -0.22, f"{number:g}\n{word[0]} {word[1:8 - M]} {word[8 - M:]}",
+                  ha="center", va="top", color=BLUE)
+    axes.plot([low + step / 2] * 2, [-0.4, 0.4], color=GREY, ls=":")
+    axes.text(low + step / 2, 0.45, f"tie, {low + step / 2:g}", ha="center", color=GREY)
+    axes.plot(x, 0, "o", color=RED)
+    axes.text(x, 0.18, f"{x:g}", ha="left", color=RED)
+    axes.text(low + step / 3, -1.6, f"{x:g} = 2^{power} · {bits[0]}.{bits[1:M + 1]}", ha="right",
+              color=BLUE, family="monospace")
+    axes.text(low + step / 3, -1.6, f"|{bits[M + 1:]}…  dropped", color=RED, family="monospace")
+    axes.set_ylim(-1.8, 0.8)
+    axes.axis("off")
+    return closed(figure)
+
+
 def number_lines(title, lines, densities):
     """Above, the positive numbers of some formats, a tick each; below, how dense they are.
 
@@ -164,7 +233,7 @@ def panels(title, groups, x, y, log=True):
     names = dict.fromkeys(name for curves in groups.values() for name in curves)
     strokes = dict(zip(names, STROKES, strict=False))
     figure, every = plt.subplots(1, len(groups), sharey=True, squeeze=False, figsize=(7.5, 3.6),
-                                 layout="constrained")
+                                 dpi=85, layout="constrained")
     for axes, (label, curves) in zip(every[0], groups.items(), strict=True):
         for name, (xs, ys) in curves.items():
             colour, style = strokes[name]
@@ -177,6 +246,7 @@ def panels(title, groups, x, y, log=True):
         axes.grid(color="#eaeef2")
         axes.spines[["top", "right"]].set_visible(False)
     every[0, 0].set(ylabel=y)
+    figure.suptitle(title)
     for name, (colour, style) in strokes.items():
         every[0, 0].plot([], [], color=colour, ls=style, lw=1.8, label=name)
     figure.legend(loc="outside right center", frameon=False)

@@ -1,10 +1,11 @@
-"""r04 · Bits: what a number becomes when it has 32, 16, 8 or 4 of them
+"""r04 · Number formats: what is left of a number in 32, 16, 8 or 4 bits
 
 A float is sign, exponent field e (E bits), mantissa field m (M bits). bias = 2^(E-1) - 1.
     e > 0:  ± (1 + m / 2^M) · 2^(e - bias)          normal
     e = 0:  ± (0 + m / 2^M) · 2^(1 - bias)          subnormal
-Its code is these fields side by side, as an integer. An integer format has q · scale instead.
-A kernel that memory decides takes time in proportion to the bits. This lesson counts their price.
+A number's code is these fields side by side, read as an integer. An integer format stores q and
+means q · scale. A memory-bound kernel takes time in proportion to the bits; this lesson counts what
+fewer bits cost in accuracy.
 """
 
 from dataclasses import dataclass
@@ -19,35 +20,36 @@ __all__ = ["FORMATS", "Float", "best_scale", "decode", "dot", "encode", "from_mx
 
 @dataclass(frozen=True)
 class Float:
-    """A float format with a sign. `specials`: which of the largest magnitude codes are not finite.
+    """A signed floating-point format.
 
-    ieee: an exponent field of ones is inf where the mantissa is 0, else NaN   nan: the last code
-    is NaN   none: all are finite
+    ieee: the codes with an exponent field of ones are inf if the mantissa is 0, else NaN   nan: the
+    last code is NaN   none: all codes are finite numbers
     """
 
     name: str
-    E: int
-    M: int
-    specials: str
+    E: int                  # bits of the exponent field
+    M: int                  # bits of the mantissa field
+    specials: str           # which of the largest codes are not finite: ieee, nan or none
 
     @property
     def bias(self):
+        """2^(E-1) - 1."""
         return 2 ** (self.E - 1) - 1
 
     @property
     def top(self):
-        """Code of the largest finite number."""
+        """Code of the largest finite number, without the sign bit."""
         lost = {"ieee": 2**self.M, "nan": 1, "none": 0}[self.specials]
         return 2 ** (self.E + self.M) - 1 - lost
 
     @property
     def inf(self):
-        """Code of infinity, None where there is none."""
+        """Code of infinity, or None if the format has none."""
         return self.top + 1 if self.specials == "ieee" else None
 
     @property
     def nan(self):
-        """Code of the NaN that encode gives, None where there is none. IEEE: the quiet one."""
+        """Code of the NaN that encode returns (IEEE: a quiet one), or None if f has none."""
         quiet = 2 ** (self.M - 1) if self.specials == "ieee" else 0
         return None if self.specials == "none" else self.top + 1 + quiet
 
@@ -61,7 +63,7 @@ FORMATS = {f.name: f for f in (
 
 
 def integers(op, q, low, high):
-    """q as int64. ValueError where it holds anything but integers from low to high."""
+    """q as int64. ValueError unless all are integers from low to high."""
     q = np.asarray(q)
     if q.dtype.kind not in "iu" or q.size and not low <= q.min() <= q.max() <= high:
         raise ValueError(f"{op}: expected integers from {low} to {high}, got {q.dtype}" + (
@@ -70,7 +72,7 @@ def integers(op, q, low, high):
 
 
 def finite(op, x):
-    """x as float64. ValueError where it holds inf or NaN."""
+    """x as float64. ValueError if it holds inf or NaN."""
     x = np.asarray(x, np.float64)
     if not np.isfinite(x).all():
         raise ValueError(f"{op}: x holds inf or NaN, expected finite numbers")
@@ -78,7 +80,7 @@ def finite(op, x):
 
 
 def blocks(op, x, size):                            # (K,) -> (K/size, size)
-    """x in rows of `size` neighbours. ValueError: it does not divide K, or is 0."""
+    """x in rows of `size` neighbours. ValueError unless K is a positive multiple of size."""
     x = finite(op, x)
     if x.ndim != 1 or not x.size or x.size % size:
         raise ValueError(f"{op}: x has shape {x.shape}, expected (K,), K a multiple of {size}")
@@ -89,9 +91,12 @@ def blocks(op, x, size):                            # (K,) -> (K/size, size)
 
 
 def decode(f, code):
-    """The numbers, float64, of codes: integers of any shape, 0 <= code < 2^(1 + E + M)."""
+    """The float64 numbers that codes stand for.
+
+    code: integers of any shape, 0 <= code < 2^(1 + E + M)
+    """
     code = integers("decode", code, 0, 2 ** (1 + f.E + f.M) - 1)
-    # exercise: take the fields apart; two cases by e; then what lies above f.top; then the sign
+    # exercise: separate the fields; handle e = 0 and e > 0; then codes above f.top; then the sign
     magnitude = code & (2 ** (f.E + f.M) - 1)
     e = magnitude >> f.M
     m = magnitude & (2**f.M - 1)
@@ -102,26 +107,27 @@ def decode(f, code):
 
 
 def spacing(f, x):
-    """The distance from |x|, rounded down to a number of f, to the next larger one.
+    """The distance from the largest number of f that is not above |x| to the next larger one.
 
-    x: finite floats of any shape; f's exponents are taken to go on without end
+    x: finite floats of any shape; beyond f's range, take the exponents to continue
     """
     x = np.abs(finite("spacing", x))
-    # exercise: x lies between 2^k and 2^(k+1); below the least normal number k does not fall
+    # exercise: find k with 2^k <= |x| < 2^(k+1); below the smallest normal number, k stays
     k = np.frexp(np.maximum(x, 2.0 ** (1 - f.bias)))[1] - 1
     return np.ldexp(1.0, k - f.M)
 
 
 def nearest_code(f, x):
-    """Codes of the numbers nearest to x >= 0; on a tie, the one whose last bit is 0.
+    """The codes of the numbers nearest to x >= 0; in a tie, the even code.
 
-    x: float64 of any shape. Codes beyond f.top: those that would follow if the exponents went on.
+    x: float64 of any shape. Where x is too large, the code is what it would be if the exponents
+    continued, above f.top.
     """
     bits = np.asarray(x, np.float64).view(np.int64)
     exponent = (bits >> 52) - 1023                      # float64 has E = 11, M = 52
     significand = (bits & (2**52 - 1)) | 2**52          # 1 + m / 2^52, times 2^52
-    # exercise: the exponent that the code can have; the excess bits; round them off; the fields
-    least = np.maximum(exponent, 1 - f.bias)            # all subnormals share the lowest
+    # exercise: the exponent that f can have; how many bits to drop; round them away; the fields
+    least = np.maximum(exponent, 1 - f.bias)            # all subnormals have the lowest exponent
     drop = np.minimum(52 - f.M + least - exponent, 54)  # 54: so small that nothing is left
     odd = significand >> drop & 1
     rounded = (significand + (1 << (drop - 1)) - 1 + odd) >> drop
@@ -131,9 +137,9 @@ def nearest_code(f, x):
 def encode(f, x, saturate=False):
     """Codes, int64, of f's numbers nearest to x, ties to even. x: float64 of any shape.
 
-    What rounds beyond the largest number becomes inf; NaN where f has no inf; the largest number
-    where it has neither, or if `saturate` (as do the .satfinite conversions of PTX).
-    ValueError: x holds a NaN and f has none.
+    A number that rounds beyond the largest one becomes inf; NaN if f has no inf; the largest number
+    if f has neither, or with `saturate` (like PTX's .satfinite). ValueError if x holds a NaN and f
+    has none.
     """
     x = np.asarray(x, np.float64)
     if f.nan is None and np.isnan(x).any():
@@ -146,28 +152,28 @@ def encode(f, x, saturate=False):
 
 
 def round_to(f, x, saturate=False):
-    """x as f holds it, float64."""
+    """x rounded to f, as float64."""
     return decode(f, encode(f, x, saturate))
 
 
 def predict_largest_e4m3():
     """The largest finite number of e4m3: E = 4, M = 3, and only the last code is NaN."""
-    # exercise: which exponent and mantissa fields does the last code but one have?
+    # exercise: what are e and m of the second-last code?
     return 448              # e = 15, m = 6: (1 + 6/8) · 2^(15 - 7)
 
 
 def predict_error_bound(M):
-    """The largest |rounded x - x| / |x|, for M bits of mantissa, among normal numbers."""
-    # exercise: a formula in M; where is half a spacing largest, compared with x?
+    """The largest possible |rounded x - x| / |x| for M mantissa bits, x in the normal range."""
+    # exercise: a formula in M; at which x is half the spacing largest, relative to x?
     return 2.0 ** -(M + 1)  # half of 2^-M, just above a power of two
 
 
 def predict_lost():
-    """(inf, zero): how many of the 4096 products 2^i · 2^j overflow in fp16, how many become 0.
+    """(inf, zero): how many of the 4,096 products 2^i · 2^j become inf in fp16, how many become 0.
 
-    i and j go from -32 to 31. The product is exact before it is rounded, once.
+    i and j run from -32 to 31. The product is exact before it is rounded, once.
     """
-    # exercise: from which i + j on, and up to which? Then count the pairs
+    # exercise: which i + j overflow, and which become 0? Then count the pairs
     pairs = [i + j for i in range(-32, 32) for j in range(-32, 32)]
     return sum(s >= 16 for s in pairs), sum(s <= -25 for s in pairs)
 
@@ -176,7 +182,7 @@ def predict_lost():
 
 
 def largest(kind):
-    """The largest number of a kind: a Float, or an int, which is the bits of an integer format."""
+    """The largest number of a format. kind: a Float, or an int, the bits of an integer format"""
     if isinstance(kind, Float):
         return float(decode(kind, kind.top))
     if kind < 2:
@@ -185,9 +191,10 @@ def largest(kind):
 
 
 def quantize_int(x, bits, scale):
-    """q, int64: x / scale rounded, halves to even, clipped to ±(2^(bits-1) - 1). x: finite.
+    """q, int64: x / scale, rounded to the nearest integer (ties to even) and clipped to
+    ±(2^(bits-1) - 1).
 
-    scale: 0 or more, a number or an array that broadcasts; where it is 0, q is 0.
+    x: finite   scale: >= 0, a number or an array that broadcasts; q is 0 where scale is 0
     """
     x = finite("quantize_int", x)
     scale = finite("quantize_int", scale)
@@ -197,12 +204,12 @@ def quantize_int(x, bits, scale):
 
 
 def best_scale(x, bits, shares):
-    """Of the scales share · max|x| / largest(bits), the one with the least sum of squared errors.
+    """The scale with the smallest sum of squared errors, among share · max|x| / largest(bits).
 
-    x: float64   shares: list of 0 < share <= 1; on a tie, the first wins
+    x: float64   shares: list of 0 < share <= 1; in a tie, the first wins
     """
     x = finite("best_scale", x)
-    # exercise: quantise and dequantise x with each
+    # exercise: quantise and dequantise x with each scale; compare the squared errors
     scales = np.array(shares) * np.abs(x).max() / largest(bits)
     errors = [((quantize_int(x, bits, s) * s - x) ** 2).sum() for s in scales]
     return float(scales[np.argmin(errors)])
@@ -216,7 +223,7 @@ def pack_int4(q):
     q = integers("pack_int4", q, -7, 7)
     if q.ndim != 1 or q.size % 2:
         raise ValueError(f"pack_int4: q has shape {q.shape}, expected (n,), n even")
-    # exercise: two halves, each made positive; one of them shifted
+    # exercise: add 8 to both halves, shift one of them by 4 bits, combine
     low, high = np.split(q + 8, 2)
     return (low | high << 4).astype(np.uint8)
 
@@ -224,7 +231,7 @@ def pack_int4(q):
 def unpack_int4(packed):
     """n/2 bytes of pack_int4 -> n integers, int64."""
     packed = integers("unpack_int4", packed, 0, 255)
-    # exercise: the other way round
+    # exercise: undo the steps of pack_int4
     return np.concatenate((packed & 15, packed >> 4)) - 8
 
 
@@ -243,7 +250,8 @@ def unpack_trits(packed):
 
 
 def round_scaled(kind, x, block=None):
-    """x as `kind` holds it, each block's max|x| scaled to its largest. The scales are not rounded.
+    """x rounded to `kind`, with the largest |x| of each block scaled to kind's largest number. The
+    scales are not rounded.
 
     kind: as in `largest`   x: (K,)   block: neighbours that share a scale, all of x by default
     """
@@ -291,9 +299,10 @@ def from_mxfp4(elements, scales):
 
 
 def to_nvfp4(x):
-    """(K,) -> e2m1 codes (K/16, 16), e4m3 codes of scales (K/16,), one fp32 scale for them all.
+    """(K,) -> e2m1 codes (K/16, 16), e4m3 codes of the block scales (K/16,), and one fp32 scale for
+    all, chosen so that the largest block scale is e4m3's largest number.
 
-    The last makes the largest block's scale 448, e4m3's largest number. x: in the range of fp32.
+    x: in the range of fp32
     """
     e2m1 = FORMATS["e2m1"]
     e4m3 = FORMATS["e4m3"]
@@ -312,7 +321,7 @@ def from_nvfp4(elements, scales, whole):
     return (decode(e2m1, elements) * decode(e4m3, scales)[:, None] * whole).ravel()
 
 
-# ---- what it costs
+# ---- measuring the loss
 
 
 def snr(x, rounded):

@@ -1,11 +1,11 @@
-"""o06 · Spend a compute budget: the model, its tokens and the plan that a law rates best
+"""o06 · Design an LLM: find the model, the tokens and the recipe with the lowest predicted loss
 
 W: GPUs   T: tokens of a sequence   tp: ranks that share each layer's matrices   dp: W / tp
-L C H G D F V: r03's letters, and its `Llama`: here the model that one token meets
-experts: MLPs that every second layer stores; a token meets one of them, so 1 is a dense model
+L C H G D F V: r03's letters; its `Llama` here describes the parameters that one token uses
+experts: MLPs in every second layer; a token uses one of them, so 1 means a dense model
 law: o05's, of the form loss = E + A / N^a + B / tokens^b, in nats a token
-Rates are those of data sheets, all work runs at one share of the peak, and no bytes are sent
-during computation. So a plan of this lesson is an estimate, not a measurement.
+Rates are from data sheets, all arithmetic runs at the same share of the peak, and communication
+never overlaps arithmetic. So a plan is an estimate, not a measurement.
 """
 
 import math
@@ -23,25 +23,29 @@ from day02_overview.o04_training_math import (
 from day02_overview.o05_scaling_laws import HOFFMANN, best_split, effective_parameters
 
 __all__ = ["QUERIES", "Budget", "Design", "Recipe", "design", "lifetime_split", "micro_batches",
-           "rank_bytes", "rank_shape", "recipes", "seconds", "serving_bytes", "shape_faults",
-           "shape_for", "step_seconds", "stored_parameters", "total_parameters", "violations"]
+           "nearest_shape", "one_layer_shapes", "rank_bytes", "rank_shape", "recipes", "seconds",
+           "serving_bytes", "shape_faults", "shape_for", "step_seconds", "stored_parameters",
+           "total_parameters", "violations"]
 
-QUERIES = (4, 8)                # query heads for each key and value head, as large Llamas have them
+QUERIES = (4, 8)                # query heads per key and value head, as in large Llamas
 
 
 @dataclass(frozen=True)
 class Budget:
-    """GPUs and days to train, and one GPU to serve. Rates: an H100's data sheet."""
+    """What is available: GPUs and days for training, and one GPU for serving.
+
+    The rates are an H100's, from its data sheet.
+    """
 
     W: int
     days: float
     batch: int                  # tokens of a step, all ranks together
-    served: int                 # tokens of context that the serving GPU holds at once
-    serving: float              # bytes of the serving GPU
-    experts: int = 1            # the most that the team can route
+    context: int                # tokens of context that the serving GPU holds at once
+    serving_memory: float       # bytes of the serving GPU
+    experts: int = 1            # the largest number of experts allowed
     T: int = 8192
     V: int = 128256
-    memory: float = 72e9        # bytes of a rank: 80 GB, a tenth of them left to the allocator
+    memory: float = 72e9        # usable bytes of a rank: 80 GB less a tenth
     peak: float = 989e12        # FLOP/s, 16-bit, dense
     mfu: float = 0.40           # share of the peak that the arithmetic reaches
     inside: float = 450e9       # byte/s each way between the GPUs of a machine of eight
@@ -52,23 +56,22 @@ class Budget:
             if value <= 0:
                 raise ValueError(f"Budget: expected {name} above 0, got {value}")
         if self.batch % self.T:
-            raise ValueError(f"Budget: {self.batch:,} tokens of a step are not a whole number of "
-                             f"sequences of {self.T:,}")
+            raise ValueError(f"Budget: batch = {self.batch:,} is not a multiple of T = {self.T:,}")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How W ranks share the work: ZeRO's stage 1 or 3, and B sequences in a micro-batch."""
+    """How W ranks share the work."""
 
-    stage: int
-    B: int
-    recompute: bool
-    tp: int
+    stage: int                  # of ZeRO, 1 or 3
+    B: int                      # sequences in a micro-batch
+    recompute: bool             # whether activations are computed again in backward
+    tp: int                     # ranks that split each matrix
 
 
 @dataclass(frozen=True)
 class Design:
-    """A model, the tokens it learns, and how."""
+    """A model, its training tokens and its recipe."""
 
     shape: Llama
     experts: int
@@ -76,34 +79,37 @@ class Design:
     tokens: int
 
 
-# ---- what the law wants
+# ---- what the law recommends
 
 
 def predict_growth():
-    """How many times as many parameters the best model has for 100 times the FLOPs, by HOFFMANN
+    """How many times as many parameters the best model has with 100 times the FLOPs, by HOFFMANN
     (a = 0.34, b = 0.29)."""
-    # exercise: within 5 % is right; the best split keeps A·a / N^a = B·b / tokens^b
+    # exercise: within 5 % is right; at the best split A·a / N^a = B·b / tokens^b
     return 8.33             # N^a grows as tokens^b, so N as FLOPs^(b / (a + b)) = FLOPs^0.46
 
 
 def lifetime_split(law, flops, served):
-    """(N, tokens) of the least loss, where training and serving share the FLOPs.
+    """(N, tokens) with the lowest loss, if one budget pays for training and serving.
 
-    flops: in all, 6 · N · tokens + 2 · N · served    served: tokens, for all users, over its life
-    served = 0 is o05's best_split. Counting both: Sardana et al. 2023.
+    flops: 6 · N · tokens + 2 · N · served    served: all tokens served in the model's life
+    With served = 0 this is o05's best_split. Sardana et al. 2023 count both as well.
     """
     if flops <= 0 or served < 0:
         raise ValueError(f"lifetime_split: expected flops > 0 and served >= 0, got {flops:g} and "
                          f"{served:g}")
     few = 1.0
     many = flops / 6
-    # exercise: halve the range of tokens, on a log scale, until more of them do not lower the loss
     for _ in range(100):
-        tokens = math.sqrt(few * many)
+        tokens = math.sqrt(few * many)                          # the middle on a log scale
+        # exercise: N by the budget; do more tokens still lower the loss? after the loop, return
         N = flops / (6 * tokens + 2 * served)
         gain = law.b * law.B / tokens ** law.b                  # of the loss, by 1 % more tokens
         price = law.a * law.A / N ** law.a * 6 * tokens / (6 * tokens + 2 * served)
-        few, many = (tokens, many) if gain > price else (few, tokens)
+        if gain > price:
+            few = tokens
+        else:
+            many = tokens
     return N, tokens
 
 
@@ -111,12 +117,12 @@ def lifetime_split(law, flops, served):
 
 
 def total_parameters(m):
-    """Parameters of m itself, with one expert."""
+    """Parameters of m, with one MLP in each layer."""
     return sum(count_parameters(m).values())
 
 
 def shape_faults(m):
-    """How an untied Llama differs from the published large ones: a sentence for each fault."""
+    """A sentence for each way in which an untied Llama differs from published large ones."""
     return [fault for fault, present in (
         (f"D is {m.D}, not 128", m.D != 128),
         (f"H = {m.H} is not a multiple of 8", m.H % 8),
@@ -129,41 +135,50 @@ def shape_faults(m):
     ) if present]
 
 
-def shape_for(N, V, queries):
-    """The untied Llama whose C / L is nearest to 128, of those within 1 % of N parameters and
-    without `shape_faults`; where there is none, the nearest to N. At most 128 heads.
+def one_layer_shapes(V, queries):
+    """Untied Llamas of one layer: all widths of at most 128 heads, with every F they may have.
 
-    queries: H / G, one of QUERIES
+    V: vocabulary    queries: H / G
+    """
+    return [Llama("", 1, 128 * H, H, H // queries, 128, F, V, tied=False)
+            for H in range(8, 129, 8)
+            for F in range(-(-8 * 128 * H // 768) * 256, 7 * 128 * H // 2 + 1, 256)]
+
+
+def nearest_shape(shapes, N):
+    """Of the shapes within 1 % of N parameters, the one with C / L nearest to 128; if there is
+    none, the one nearest to N."""
+    return min(shapes, key=lambda m: (max(abs(total_parameters(m) / N - 1), 0.01),
+                                      abs(m.C / m.L - 128)))
+
+
+def shape_for(N, V, queries):
+    """An untied Llama without `shape_faults` and with at most 128 heads.
+
+    Among those within 1 % of N parameters, the one with C / L nearest to 128; if there is none, the
+    one nearest to N.  queries: H / G, one of QUERIES
     """
     if queries not in QUERIES or min(N, V) < 1:
         raise ValueError(f"shape_for: expected N and V above 0 and H / G among {QUERIES}, got "
                          f"N = {N:g}, V = {V} and H / G = {queries}")
-    best = None
-    least = (math.inf, math.inf)
-    # exercise: for each width and each F, which depth comes nearest to N, and is it allowed?
-    for H in range(8, 129, 8):
-        C = 128 * H
-        for F in range(-(-8 * C // 768) * 256, 7 * C // 2 + 1, 256):
-            one = Llama("", 1, C, H, H // queries, 128, F, V, tied=False)
-            rest = total_parameters(replace(one, L=0))
-            L = round((N - rest) / (total_parameters(one) - rest))
-            m = replace(one, L=min(max(L, -(-C // 160)), C // 48))
-            off = max(abs(total_parameters(m) / N - 1), 0.01), abs(C / m.L - 128)
-            if off < least:
-                best = m
-                least = off
-    return best
+    shapes = []
+    for one in one_layer_shapes(V, queries):
+        # exercise: append it with the allowed depth nearest to N; then the nearest_shape of all
+        rest = total_parameters(replace(one, L=0))
+        L = round((N - rest) / (total_parameters(one) - rest))
+        shapes.append(replace(one, L=min(max(L, -(-one.C // 160)), one.C // 48)))
+    return nearest_shape(shapes, N)
 
 
 def stored_parameters(m, experts):
-    """Parameters of a model whose tokens meet m, with `experts` experts in every second layer.
+    """Parameters stored by a model of shape m with experts in every second layer.
 
-    If there is more than one, each of these L // 2 layers stores an MLP's three matrices for every
-    expert, and a router of C numbers an expert.
+    For experts > 1, each of these L // 2 layers has the MLP's three matrices once per expert, and a
+    router with C numbers per expert.
     """
     if experts < 1:
         raise ValueError(f"stored_parameters: expected at least 1 expert, got {experts}")
-    # exercise: what is there besides m's own parameters?
+    # exercise: what is stored in addition to m's own parameters?
     router = m.C * experts if experts > 1 else 0
     return total_parameters(m) + m.L // 2 * ((experts - 1) * 3 * m.C * m.F + router)
 
@@ -172,7 +187,7 @@ def stored_parameters(m, experts):
 
 
 def rank_shape(m, tp):
-    """The part of m on one of tp ranks: whole norms, and 1/tp of heads, MLP and vocabulary."""
+    """The slice of m on one of tp ranks: all norms, and 1/tp of the heads, MLP and vocabulary."""
     if any(n % tp for n in (m.H, m.G, m.F, m.V)):
         raise ValueError(f"rank_shape: H = {m.H}, G = {m.G}, F = {m.F} and V = {m.V} do not all "
                          f"divide by tp = {tp}")
@@ -180,7 +195,7 @@ def rank_shape(m, tp):
 
 
 def micro_batches(budget, recipe):
-    """How many micro-batches a rank runs in a step, their gradients added up."""
+    """How many micro-batches a rank runs in one step; it adds up their gradients."""
     at_once = budget.W // recipe.tp * recipe.B * budget.T
     if budget.W % recipe.tp or budget.batch % at_once:
         raise ValueError(f"micro_batches: {budget.batch:,} tokens on {budget.W} ranks do not "
@@ -189,12 +204,12 @@ def micro_batches(budget, recipe):
 
 
 def rank_bytes(budget, m, experts, recipe):
-    """Bytes on a rank at the peak of a step: state, 16-bit activations, 16-bit logits.
+    """Bytes on a rank at the peak of a step: state, 16-bit activations and 16-bit logits.
 
-    All of the state, experts included, is shared out: tp ways, and then by ZeRO among the ranks of
-    dp. The logits are those of one micro-batch.
+    The state, experts included, is split tp ways; ZeRO then shards it over the W / tp ranks of dp.
+    Activations and logits are those of one micro-batch.
     """
-    # exercise: o04 counts the parts; what must it be given where a rank holds a slice?
+    # exercise: o04's functions count the parts; which model do they get, if a rank holds a slice?
     part = rank_shape(m, recipe.tp)
     state = state_bytes(stored_parameters(part, experts), budget.W // recipe.tp, recipe.stage)
     activations = peak_activations(part, recipe.B, budget.T, recipe.recompute)
@@ -202,17 +217,17 @@ def rank_bytes(budget, m, experts, recipe):
 
 
 def step_seconds(budget, m, experts, recipe):
-    """{part: seconds} of a step. Parts: arithmetic, tp, dp.
+    """{part: seconds} of one step, for the parts arithmetic, tp and dp.
 
-    arithmetic: o04's FLOPs of the whole batch, shared by W ranks at mfu · peak
-    tp: its bytes for each micro-batch, inside a machine; recomputing sends forward's half again
-    dp: 16-bit gradients of a rank's part (`rank_shape`, all experts), summed once a step; stage 3
-    instead gathers those weights twice and scatters the gradients, once a micro-batch. At the rate
-    across machines, even within one
+    arithmetic: o04's FLOPs of the whole batch, on W ranks at mfu · peak each
+    tp: its bytes for every micro-batch, at `inside`; with recomputation, forward's half again
+    dp: 16-bit gradients of the rank's slice with all experts, summed once per step; at stage 3,
+    instead, two gathers of the weights and a scatter of the gradients for every micro-batch. At
+    `across`, even inside one machine
     """
     dp = budget.W // recipe.tp
     times = micro_batches(budget, recipe)
-    # exercise: FLOPs of batch / T sequences; and what is sent, and how often?
+    # exercise: how many FLOPs, for batch / T sequences? what is sent, and how often?
     flops = sum(training_flops(m, budget.batch // budget.T, budget.T, recipe.recompute).values())
     tp = step_bytes("tp", m, recipe.B, budget.T, recipe.tp, 2) * (1.5 if recipe.recompute else 1)
     weights = 2 * stored_parameters(rank_shape(m, recipe.tp), experts)
@@ -223,18 +238,18 @@ def step_seconds(budget, m, experts, recipe):
 
 
 def seconds(budget, plan):
-    """Seconds of a Design's whole training."""
+    """Seconds of the whole training of a Design."""
     step = step_seconds(budget, plan.shape, plan.experts, plan.recipe)
     return plan.tokens / budget.batch * sum(step.values())
 
 
 def serving_bytes(budget, m, experts):
-    """Bytes of 16-bit weights and cache on the one GPU that serves."""
-    return 2 * stored_parameters(m, experts) + budget.served * kv_bytes_per_token(m, 2)
+    """Bytes of 16-bit weights and cache on the serving GPU."""
+    return 2 * stored_parameters(m, experts) + budget.context * kv_bytes_per_token(m, 2)
 
 
 def violations(budget, plan):
-    """What is wrong with a Design, a sentence for each fault: which limit, and by how much."""
+    """A sentence for each limit that a Design breaks, and by how much."""
     m = plan.shape
     experts = plan.experts
     recipe = plan.recipe
@@ -244,22 +259,24 @@ def violations(budget, plan):
     if experts not in range(1, budget.experts + 1):
         faults.append(f"{experts} experts, expected 1 to {budget.experts}")
     if recipe not in recipes(budget, m):
-        return [*faults, f"{recipe} is not one of recipes(budget, shape)"]
+        return [*faults, f"{recipe} is not in recipes(budget, shape)"]
     for what, needs, limit, unit in (
             ("memory of a rank", rank_bytes(budget, m, experts, recipe), budget.memory, "GB"),
-            ("memory to serve", serving_bytes(budget, m, experts), budget.serving, "GB"),
+            ("memory to serve", serving_bytes(budget, m, experts), budget.serving_memory,
+             "GB"),
             ("time to train", seconds(budget, plan), budget.days * 86400, "days")):
         if needs > limit:
             scale = 86400 if unit == "days" else 1e9
-            faults.append(f"the {what} is {needs / scale:.2f} {unit}, {needs / limit - 1:.1%} more "
-                          f"than the {limit / scale:.2f} there are")
+            faults.append(f"the {what} is {needs / scale:.2f} {unit}: {needs / limit - 1:.1%} more "
+                          f"than the limit of {limit / scale:.2f}")
     return faults
 
 
 def recipes(budget, m):
-    """Every way to train m that divides evenly, tp within a machine of eight.
+    """Every recipe that divides evenly, with tp inside a machine of eight.
 
-    Stage 0 sends what stage 1 sends, and keeps more; stage 2 is left out for brevity.
+    Stage 0 is left out because it sends as much as stage 1 and stores more; stage 2 to keep the
+    search short. Real systems copy key and value heads if tp is more than G; here tp divides G.
     """
     return [Recipe(stage, B, again, tp)
             for tp, B, stage, again in product((1, 2, 4, 8), (1, 2, 4, 8), (1, 3), (False, True))
@@ -271,15 +288,15 @@ def recipes(budget, m):
 
 
 def design(budget):
-    """The Design to which HOFFMANN promises the least loss, among those without `violations`.
+    """The Design without `violations` that has the lowest loss predicted by HOFFMANN.
 
-    Experts count by `effective_parameters` of the model a token meets. ValueError: nothing fits.
+    With experts, N is `effective_parameters` of the active ones. ValueError if nothing fits.
     """
     best = None
     least = math.inf
     flops = budget.W * budget.days * 86400 * budget.mfu * budget.peak
     around, _ = best_split(HOFFMANN, flops)
-    # exercise: try sizes around the law's, some experts, all recipes; the time gives the tokens
+    # exercise: sizes near the law's, several numbers of experts, all recipes: how many tokens each?
     sizes = [around * 1.07 ** i for i in range(-24, 7)]
     shapes = [shape_for(size, budget.V, queries) for size, queries in product(sizes, QUERIES)]
     for m, experts in product(shapes, [e for e in (1, 2, 4, 8, 16) if e <= budget.experts]):
@@ -290,7 +307,8 @@ def design(budget):
             N = effective_parameters(total_parameters(m), experts)
             loss = HOFFMANN.loss(N, plan.tokens)
             if loss < least and not violations(budget, plan):
-                best, least = plan, loss
+                best = plan
+                least = loss
     if best is None:
-        raise ValueError(f"design: nothing fits {budget}")
+        raise ValueError(f"design: no plan fits {budget}")
     return best

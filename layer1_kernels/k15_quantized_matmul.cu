@@ -1,9 +1,10 @@
 // k15 · One row times weights of 8 or 4 bits: y[t, n] = sum over k of x[t, k] · q[n, k] · scale
 //
-// N: rows of w, a warp each   K: numbers of a row, a multiple of `group`   t: blockIdx.y
-// Packed int8: K bytes a row. Packed int4: K / 2; byte i of a group holds its number i in the low 4
-// bits and number i + group / 2 in the high 4, both with 8 added.
-// One row of x: 2 FLOPs for a byte or half of one. Memory decides, if unpacking does not.
+// N: rows of w, one warp for each   K: numbers of a row, a multiple of `group`   t: blockIdx.y
+// Packed int8: K bytes a row. Packed int4: K / 2; byte i of a group holds its weight i in the low 4
+// bits and weight i + group / 2 in the high 4, both with 8 added.
+// One row of x: 2 FLOPs for each byte or half byte. The limit is memory, or the instructions that
+// unpack.
 
 __device__ float sum_of_warp(float v)
 {
@@ -12,7 +13,7 @@ __device__ float sum_of_warp(float v)
     return v;
 }
 
-// The product of one packed byte with its number of x, or its two.
+// The product of one packed byte and its number of x, or its two numbers if int4.
 template <int BITS> __device__ float times(unsigned byte, float low, float high)
 {
     if (BITS == 8)
@@ -20,7 +21,7 @@ template <int BITS> __device__ float times(unsigned byte, float low, float high)
     return ((float)(byte & 15) - 8) * low + ((float)(byte >> 4) - 8) * high;
 }
 
-// A byte a lane at a time, and its scale.
+// Each thread loads one byte at a time, with its scale.
 template <int BITS> __device__ void gemv_bytes(const float* x, const unsigned char* packed,
                                                const float* scales, float* y,
                                                int N, int K, int group)
@@ -46,7 +47,7 @@ template <int BITS> __device__ void gemv_bytes(const float* x, const unsigned ch
         y[(size_t)blockIdx.y * N + n] = sum;
 }
 
-// 16 bytes a lane at a time, all of one group, so one scale. bytes is a multiple of 16.
+// Each thread loads 16 bytes of one group at a time, with one scale. bytes is a multiple of 16.
 template <int BITS> __device__ void gemv_wide(const float* x, const unsigned char* packed,
                                               const float* scales, float* y,
                                               int N, int K, int group)

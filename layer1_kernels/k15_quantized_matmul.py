@@ -1,12 +1,12 @@
 """k15 · Weights of 8 or 4 bits: y[t, n] = sum over k of x[t, k] · w[n, k], w dequantised on the way
 
 T: tokens, one row of x each   N: numbers out   K: numbers in   G: groups of w, N·K / group
-A weight is q · scale: q an integer of 8 or 4 bits, scale one fp32 number for `group` weights.
-One token: 2 FLOPs for a weight of bits/8 + 4/group bytes. Memory decides, so fewer bits take less
-time. From a few hundred tokens on, arithmetic decides, and they do not.
+A weight is q · scale: q is an integer of 8 or 4 bits, scale one fp32 number shared by `group`
+weights. One token: 2 FLOPs per weight. Memory is the limit, so fewer bits take less time. From a
+few hundred tokens on, arithmetic is the limit, and fewer bits save nothing.
 
-Packed int8: q as it is, (N, K). Packed int4: two in a byte, (N, K/2). A group has its own bytes;
-byte i of a group holds number i in its low 4 bits and number i + group/2 in its high 4, as q + 8.
+Packed int8: q as it is, (N, K). Packed int4: two in a byte, (N, K/2), stored as q + 8. Byte i of a
+group holds weight i of the group in its low 4 bits and weight i + group/2 in its high 4.
 """
 
 from pathlib import Path
@@ -28,12 +28,12 @@ __all__ = ["dequantize_weight", "quantize_weight", "quantized_matmul", "quantize
 KERNELS = simulator.RawModule(Path(__file__).with_suffix(".cu"))
 WARPS = 4               # of a block of the CUDA kernels, one a row of w
 ENOUGH = 264            # programs: two for each of the 132 SMs of an H200
-LARGEST = 2**31 - 2**19     # sizes; the kernels count with 32 bits, a last split beyond the row
+LARGEST = 2**31 - 2**19     # size: indices have 32 bits, and the last split may pass a row's end
 
 # Rows of w and packed bytes of each that a program of the GEMV takes at a time; warps, stages.
 GEMV = {"BN": 8, "BB": 1024, "num_warps": 4, "num_stages": 1}
-# BT, BN, BB (packed bytes of a row at a time), warps, stages, by bytes of a number of x, for up to
-# this many rows. Chosen from what Triton makes of them for Hopper (no spills), not from times.
+# {bytes of a number of x: {largest number of rows: (BT, BN, BB, warps, stages)}}; BB is in packed
+# bytes. Chosen because they compile for Hopper without spills; not timed.
 TILES = {2: {16: (16, 32, 128, 4, 4), 64: (64, 64, 64, 4, 4), LARGEST: (128, 128, 64, 8, 3)},
          4: {16: (16, 32, 32, 4, 2), LARGEST: (64, 64, 16, 8, 3)}}
 
@@ -42,19 +42,19 @@ TILES = {2: {16: (16, 32, 128, 4, 4), 64: (64, 64, 64, 4, 4), LARGEST: (128, 128
 
 
 def predict_bytes_ratio(bits, group):
-    """Bytes of the quantised weights, their scales too, over those of the weights in fp16."""
+    """Bytes of the quantised weights and their scales, divided by those of the weights in fp16."""
     # exercise: bytes for each weight
     return (bits / 8 + 4 / group) / 2
 
 
 def quantize_groups(w, bits):                       # (G, group) -> (G, group), (G,)
-    """Integers q and fp32 scales, a scale a row: w ≈ q · scale, as close as such q can get.
+    """Integers q and one fp32 scale for each row: q · scale is as close to w as integers allow.
 
     q: int8, from -top to top, where top = 2^(bits - 1) - 1. The largest |w| of a row becomes ±top;
-    halves round to even. A row of zeros has scale 0 and q = 0.
+    halves are rounded to the even integer, as round() does. A row of zeros has scale 0 and q = 0.
     """
     top = 2 ** (bits - 1) - 1
-    # exercise: the scales, then w over its scale, rounded; mind the row of zeros
+    # exercise: compute the scales; divide w by them and round; a row of zeros must not give 0 / 0
     scales = w.abs().amax(-1) / top                 # (G,)
     divisor = torch.where(scales > 0, scales, 1)    # (G,)
     q = (w / divisor[:, None]).round().clamp(-top, top)     # (G, group)
@@ -65,7 +65,7 @@ def quantize_weight(w, bits, group):                # (N, K) -> packed, (N, K / 
     """The weights as packed integers and fp32 scales; the layout is at the top of this file.
 
     w: floats, any strides, on any device   bits: 4 or 8   group: neighbours along K that share a
-    scale, a power of two, 16 or more. ValueError: it does not divide K, or w is not finite.
+    scale, a power of two, 16 or more. ValueError if it does not divide K or w is not finite.
     """
     check_kind("quantize_weight", bits, group)
     if w.ndim != 2 or w.shape[1] % group:
@@ -76,8 +76,8 @@ def quantize_weight(w, bits, group):                # (N, K) -> packed, (N, K / 
     N, K = w.shape
     w = w.float()                                   # (N, K)
     if not w.isfinite().all():
-        raise ValueError("quantize_weight: w has values that are not finite in float32, "
-                         "expected finite ones")
+        raise ValueError("quantize_weight: w has values that are not finite in float32; expected "
+                         "finite weights")
     q, scales = quantize_groups(w.reshape(N * K // group, group), bits)
     if bits == 4:
         low, high = (q + 8).to(torch.uint8).chunk(2, dim=-1)        # 2 × (G, group/2)
@@ -98,7 +98,7 @@ def dequantize_weight(packed, scales, bits, group):     # -> (N, K)
 
 
 def quantized_matmul_torch(x, packed, scales, bits, group):     # (T, K), … -> (T, N)
-    """As quantized_matmul, by PyTorch: w is dequantised whole, in memory; float64 too."""
+    """As quantized_matmul, by PyTorch, which dequantises all of w in memory; float64 too."""
     w = dequantize_weight(packed, scales, bits, group)          # (N, K)
     v = at_least_fp32(x)                                        # (T, K)
     return (v @ w.to(v.dtype).T).to(x.dtype)
@@ -115,11 +115,11 @@ def quantized_matmul_oracle(x, packed, scales, bits, group):    # (T, K), … ->
 
 
 def largest_group(w, bits, limit):                  # (N, K) -> int or None
-    """The largest group, of 1024, 512, … 16, with an error of `limit` or less, or None.
+    """The largest of the groups 1024, 512, … 16 whose error is `limit` or less, or None.
 
     error: sqrt(sum of (dequantised - w)² / sum of w²). K: a multiple of 1024
     """
-    # exercise: quantise and dequantise by one group after another, the largest first
+    # exercise: try one group after the other with relative_error, the largest first
     for group in (1024, 512, 256, 128, 64, 32, 16):
         if relative_error(w, bits, group) <= limit:
             return group
@@ -138,13 +138,13 @@ def relative_error(w, bits, group):                 # (N, K) -> float
 @triton.jit
 def unpack_triton(packed):
     """Bytes of int4 -> (numbers of the low 4 bits, numbers of the high 4), -8 to 7, as float32."""
-    # exercise: cut, make float32, and take off the 8 that was added
+    # exercise: separate the halves, convert to float32, subtract the 8 that was added
     return (packed & 15).to(tl.float32) - 8, (packed >> 4).to(tl.float32) - 8
 
 
 @triton.jit
 def unpack_all_triton(packed, low, high, n, BLOCK: tl.constexpr):
-    """Unpacks n bytes, so that one can look at unpack_triton."""
+    """Unpacks n bytes, to test unpack_triton."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     lows, highs = unpack_triton(tl.load(packed + i, i < n))
     tl.store(low + i, lows, i < n)
@@ -154,12 +154,13 @@ def unpack_all_triton(packed, low, high, n, BLOCK: tl.constexpr):
 @triton.jit
 def quantized_gemv_triton(x, packed, scales, y, N, row, groups, span, BITS: tl.constexpr,
                           GROUP: tl.constexpr, BN: tl.constexpr, BB: tl.constexpr):
-    """One row of x. Program (p, s): BN rows of w and bytes s·span to (s + 1)·span of each -> y[s].
+    """For one row of x. Program (p, s) takes BN rows of w, bytes s·span to (s + 1)·span of each,
+    and stores their sums in y[s].
 
     row: packed bytes of a row of w   groups: scales of a row   span: a multiple of BB
     """
     BYTES: tl.constexpr = GROUP * BITS // 8         # of a group
-    PART: tl.constexpr = min(BYTES, 16)             # bytes that one lane loads, all of one group
+    PART: tl.constexpr = min(BYTES, 16)             # bytes that one thread loads, all of one scale
     n, b = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, BB)
     part = tl.arange(0, BB // PART) * PART          # where each part begins
     split, n_inside = tl.program_id(1), (n < N)[:, None]
@@ -170,7 +171,7 @@ def quantized_gemv_triton(x, packed, scales, y, N, row, groups, span, BITS: tl.c
         inside = start + b < row
         k = (start + b) // BYTES * GROUP + (start + b) % BYTES          # of the (low) numbers
         scale = tl.load(scales + (start + part) // BYTES, n_inside & (start + part < row), 0)
-        # exercise: load w and x, multiply (BN, BB), add the scaled sums of parts; then store y[s]
+        # exercise: load; multiply; add each part's sum, times its scale, to sums; then store y[s]
         w = tl.load(packed + start + b, n_inside & inside, 0)
         v = tl.load(x + k, inside, 0).to(tl.float32)
         if BITS == 8:
@@ -188,7 +189,7 @@ def quantized_tiled_triton(x, packed, scales, y, T, N, K, row, groups, span, BIT
                            GROUP: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr,
                            BB: tl.constexpr, ROWS: tl.constexpr):
     """Program (p, s): tile p (BT, BN) of y[s], in k05's order, from bytes s·span to (s + 1)·span of
-    the rows of w. They are dequantised to x's dtype, for tl.dot."""
+    the rows of w. The weights are dequantised to x's dtype for tl.dot."""
     tl.assume(span > 0)                 # as in k05: keeps Hopper's matmul instructions apart
     r, c = grouped_triton(tl.program_id(0), tl.cdiv(T, BT), tl.cdiv(N, BN), ROWS)
     t, n, b = r * BT + tl.arange(0, BT), c * BN + tl.arange(0, BN), tl.arange(0, BB)
@@ -225,8 +226,8 @@ def quantized_tiled_triton(x, packed, scales, y, T, N, K, row, groups, span, BIT
 def configuration(T, N, row, itemsize):
     """-> (constexprs, warps and stages; programs; splits; span) for T rows of x.
 
-    Where the tiles of y are fewer than ENOUGH, K is split, at most into steps of BB bytes. It
-    depends on nothing but the sizes, so that results never change.
+    If y has fewer than ENOUGH tiles, K is split, at most into one step of BB bytes each. The result
+    depends only on the sizes, so the same call always gives the same bits.
     """
     if T == 1:
         meta = dict(GEMV)
@@ -247,8 +248,8 @@ def quantized_matmul(x, packed, scales, bits, group):   # (T, K), … -> (T, N)
     """x · dequantised(w)ᵀ by a Triton kernel, in x's dtype, from what quantize_weight gives.
 
     x: float32, float16 or bfloat16, contiguous, on the CPU or on CUDA; any size may be 0. Sums are
-    fp32. For one row of x weights are not rounded; for more they are, to x's dtype, so that tensor
-    cores can take them (in float16 a weight beyond 65,504 is inf). float32: IEEE, not TF32.
+    fp32. With one row of x, the dequantised weights stay in fp32. With more they are rounded to x's
+    dtype for the tensor cores (in float16 a weight beyond 65,504 is inf). float32: IEEE, not TF32.
     """
     check("quantized_matmul", FLOATS, x, packed, scales, bits, group)
     T, K = x.shape
@@ -271,17 +272,17 @@ def quantized_matmul(x, packed, scales, bits, group):   # (T, K), … -> (T, N)
 
 @without_gradients
 def quantized_matmul_cuda(x, packed, scales, bits, group, kernel=None):     # (T, K), … -> (T, N)
-    """As quantized_matmul, by a CUDA kernel for one row: each further row reads w again. float32.
+    """As quantized_matmul, by a CUDA kernel for one row of x; each further row reads w again.
 
-    kernel: "gemv_bytes" or "gemv_wide", by default the second where a group has 16 bytes.
-    ValueError where that one is asked for and it has fewer.
+    x: float32    kernel: "gemv_bytes" or "gemv_wide"; the default is "gemv_wide" if a group has at
+    least 16 bytes. ValueError if "gemv_wide" is named and a group has fewer.
     """
     check("quantized_matmul_cuda", FLOATS[:1], x, packed, scales, bits, group)
     fits = group * bits >= 128 and x.data_ptr() % 16 == 0 and packed.data_ptr() % 16 == 0
     kernel = kernel or ("gemv_wide" if fits else "gemv_bytes")
     if kernel == "gemv_wide" and not fits:
-        raise ValueError(f"gemv_wide: groups of {group} x {bits} bits, expected 16 bytes or more, "
-                         f"and arrays that begin at a multiple of 16 bytes")
+        raise ValueError(f"gemv_wide: groups of {group} × {bits} bits; expected at least 16 bytes "
+                         f"a group, and arrays at multiples of 16 bytes")
     T, K = x.shape
     N = len(packed)
     if T > 65_535:
@@ -301,7 +302,8 @@ def check_kind(op, bits, group):
 
 
 def check_packed(op, packed, scales, N, K, bits, group):
-    """Shapes, dtypes and device of the quantised weights."""
+    """ValueError or TypeError unless the quantised weights have these shapes, fitting dtypes and
+    one device."""
     if scales.shape != (N, K // group) or packed.shape != (N, K * bits // 8):
         raise ValueError(f"{op}: packed has shape {tuple(packed.shape)} and scales "
                          f"{tuple(scales.shape)}, expected {(N, K * bits // 8)} and "
@@ -316,7 +318,8 @@ def check_packed(op, packed, scales, N, K, bits, group):
 
 
 def check(op, dtypes, x, packed, scales, bits, group):
-    """What the kernels assume; they ignore strides."""
+    """ValueError or TypeError unless the arguments are what the kernels assume; they take
+    contiguous arrays only."""
     check_kind(op, bits, group)
     if x.ndim != 2 or packed.ndim != 2 or x.shape[1] % group:
         raise ValueError(f"{op}: x has shape {tuple(x.shape)} and packed {tuple(packed.shape)}, "

@@ -87,8 +87,6 @@ from layer2_graph.g04_graph_passes import (
 )
 from layer2_graph.g05_fused_llama import (
     FusedLlama,
-    Launch,
-    Traffic,
 )
 from layer2_graph.g06_cuda_graphs import (
     CaptureError,
@@ -277,6 +275,10 @@ from layer2_graph.passes.recording import (
 from layer2_graph.passes.rewriting import (
     capture_graph,
 )
+from layer2_graph.traffic import (
+    CountedLaunch,
+    Traffic,
+)
 
 __all__ = [
     "GRIDS",
@@ -291,6 +293,7 @@ __all__ = [
     "ChosenPages",
     "Config",
     "ContiguousCache",
+    "CountedLaunch",
     "CpuLlama",
     "Forked",
     "FusedLlama",
@@ -305,7 +308,6 @@ __all__ = [
     "LatentLayer",
     "LatentLlama",
     "LatentPages",
-    "Launch",
     "Launches",
     "Layer",
     "Llama",

@@ -1,9 +1,10 @@
-"""s03 · The batch that waits: requests start together, and the longest decides when they end
+"""s03 · The batch that waits: requests start together and wait for the longest of them
 
-B: places of a batch, one request each   n: requests of a trace
-The first step of a batch computes its prompts and one token for each place, each later one a token
-for each place that is not done. So a batch takes as many steps as its longest answer has tokens.
-A slot-step is one place in one step. It gives a token or is idle; the weights are read either way.
+B: seats of a batch, one answer each   n: requests of a trace
+The first step of a batch computes its prompts and the first token of each answer, each later step
+one token of each answer that has not finished. So a batch takes as many steps as its longest answer
+has tokens. A slot-step is one seat in one step. It gives a token or is idle; every step reads all
+weights, however many seats are idle.
 """
 
 from collections import deque
@@ -12,38 +13,36 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from lab import plots
 from layer3_system.s01_request import Request, SamplingParams
 from layer3_system.s02_block_pool import BlockPool
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from layer3_system.s07_engine import Engine
 
-__all__ = ["Job", "StaticScheduler", "best_batches", "draw_places", "equal_trace",
-           "expected_longest", "idle_slot_steps", "mixed_trace", "padded_tokens", "serve_jobs",
-           "static_steps", "useful_share"]
+__all__ = ["Job", "StaticScheduler", "best_batches", "equal_trace", "expected_longest",
+           "idle_slot_steps", "mixed_trace", "padded_tokens", "serve_jobs", "static_steps",
+           "useful_share"]
 
 
 # ---- traces
 
 
 class Job(NamedTuple):
-    """A request of a trace, by its sizes."""
+    """A request of a trace, described by its sizes."""
 
     arrival: float      # seconds
     prompt: int         # tokens
-    output: int         # tokens
+    output: int         # tokens of the answer
 
 
 def mixed_trace(count: int, rng: np.random.Generator, rate: float | None = None,
                 prompt: tuple[int, int] = (48, 256), output: tuple[int, int] = (48, 256),
                 spread: float = 1.0) -> list[Job]:
-    """[Job] with lognormal lengths: many short ones, a few long ones.
+    """Jobs with lognormal lengths: many short, a few long.
 
-    prompt, output: (median, most), tokens    spread: standard deviation of a length's logarithm
-    rate: requests a second, at random (Poisson); None: all arrive at 0 s
+    prompt, output: (median, maximum) in tokens
+    spread: standard deviation of the logarithm of a length
+    rate: arrivals a second (Poisson); None: all arrive at 0 s
     """
     prompts, outputs = (np.clip(rng.lognormal(np.log(median), spread, count).astype(int), 1, most)
                         for median, most in (prompt, output))
@@ -53,55 +52,58 @@ def mixed_trace(count: int, rng: np.random.Generator, rate: float | None = None,
 
 
 def equal_trace(count: int, prompt: int, output: int) -> list[Job]:
-    """[Job] of one size, all arriving at 0 s."""
+    """Jobs of equal size, all arriving at 0 s."""
     return [Job(0.0, prompt, output)] * count
 
 
 # ---- what a static batch wastes
 
 
-def predict_useful_share():
-    """The share of slot-steps that give a token, from 0 to 1, in batches of 8.
+def predict_useful_share() -> float:
+    """The useful share of slot-steps, from 0 to 1, in static batches of 8.
 
-    All lengths from 1 to 200 tokens are equally likely.
+    Answers have 1 to 200 tokens, all lengths equally likely.
     """
-    # exercise: within 0.03 is right; how long is one on average, and the longest of eight?
-    return 100 / (200 * 8 / 9)      # eight points cut the line into nine parts, equal on average
+    # exercise: within 0.03 counts as right; how long is one on average, and the longest of eight?
+    return 100 / (200 * 8 / 9)      # eight points cut the line into nine pieces of one mean length
 
 
 def padded_tokens(prompts: Sequence[int], B: int) -> int:
-    """Prompt tokens that are padding, where each batch is as wide as its longest prompt.
+    """Number of padding tokens, if each batch is as wide as its longest prompt.
 
-    prompts: [tokens of each prompt]; the first B are a batch, then the next. The last may have
-    fewer than B.
+    prompts: [tokens of each prompt]. The first B form a batch, then the next B; the last batch may
+    be smaller, and has no rows for missing prompts.
     """
-    # exercise: for each batch, the tokens it computes less those it was asked for
+    # exercise: for each batch, the tokens computed minus the tokens of its prompts
     batches = [prompts[i:i + B] for i in range(0, len(prompts), B)]
     return sum(len(batch) * max(batch) for batch in batches) - sum(prompts)
 
 
 def static_steps(outputs: Sequence[int], B: int) -> int:
-    """Steps that batches of B take, one batch after another.
+    """Total steps of static batches of B, one batch after another.
 
-    outputs: [tokens of each answer], at least 1. The step that computes the prompts gives each
-    answer its first token.
+    outputs: [tokens of each answer], 1 or more. The step that computes the prompts also gives the
+    first token of each answer.
     """
-    # exercise: how long does each batch last?
+    # exercise: how many steps does each batch take?
     return sum(max(outputs[i:i + B]) for i in range(0, len(outputs), B))
 
 
 def idle_slot_steps(outputs: Sequence[int], B: int) -> int:
-    """Slot-steps without a token: B places a step, even if the last batch has fewer requests."""
+    """Slot-steps without a token. Each step has B seats, also in a last batch that is not full."""
     return B * static_steps(outputs, B) - sum(outputs)
 
 
 def useful_share(outputs: Sequence[int], B: int) -> float:
-    """The share of slot-steps that give a token, from 0 to 1."""
+    """The share of slot-steps that give a token, from 0 to 1, in static batches of B."""
     return sum(outputs) / (B * static_steps(outputs, B))
 
 
 def expected_longest(lens: Sequence[int], B: int) -> float:
-    """The expected largest of B lengths, each drawn from lens, where all are equally likely."""
+    """The expected maximum of B lengths, drawn independently from lens.
+
+    A length may be drawn more than once; each entry of lens is equally likely in each draw.
+    """
     # exercise: B draws are all among the i shortest of n with probability (i / n) ** B
     n = len(lens)
     return sum(length * ((i / n) ** B - ((i - 1) / n) ** B)
@@ -109,8 +111,11 @@ def expected_longest(lens: Sequence[int], B: int) -> float:
 
 
 def best_batches(outputs: Sequence[int], B: int) -> list[list[int]]:
-    """Batches that take the fewest steps in all: [[index into outputs]], at most B in each."""
-    # exercise: group similar lengths; if B does not divide n, which batch should be small?
+    """Batches that take the fewest steps in total: [[index into outputs]].
+
+    At most B indices in each batch, and every index once.
+    """
+    # exercise: group similar lengths; if B does not divide n, which batch should be the small one?
     order = sorted(range(len(outputs)), key=lambda i: -outputs[i])
     return [order[i:i + B] for i in range(0, len(order), B)]
 
@@ -119,17 +124,19 @@ def best_batches(outputs: Sequence[int], B: int) -> list[list[int]]:
 
 
 class StaticScheduler:
-    """How many tokens each request computes in the next step: a batch runs until all are done.
+    """Decides which requests run in the next step, and how many tokens of each: the whole batch,
+    until all of it has finished.
 
-    waiting: requests without pages, in order of arrival    running: those of the batch that are not
-    done    copies: {new page: old page}, to be copied before the step
-    budget: tokens a step, as many as the pool has slots
+    waiting: requests without pages, in order of arrival
+    running: requests of the batch that have not finished
+    copies: {new page: old page}, to be copied before the step
+    budget: most tokens in a step; here the number of slots in the pool
     """
 
     def __init__(self, pool: BlockPool, max_seqs: int = 8):
-        """max_seqs: places of a batch"""
+        """max_seqs: seats of a batch"""
         if max_seqs < 1:
-            raise ValueError(f"StaticScheduler: expected 1 place or more, found {max_seqs}")
+            raise ValueError(f"StaticScheduler: expected 1 seat or more, found {max_seqs}")
         self.pool = pool
         self.max_seqs = max_seqs
         self.budget = pool.P * pool.S
@@ -142,7 +149,8 @@ class StaticScheduler:
         self.waiting.append(request)
 
     def schedule(self) -> dict[Request, int]:
-        """{request: how many of its tokens the next step computes}. They count as computed now."""
+        """{request: number of its tokens that the next step computes}. They count as computed from
+        now on."""
         self.copies = self.next_copies
         self.next_copies = {}
         if not self.running:
@@ -157,20 +165,20 @@ class StaticScheduler:
         return counts
 
     def admit_batch(self) -> None:
-        """Admit from the head of the queue while there are places, and pages for the longest answer
-        that each may write."""
+        """Admit waiting requests in order, while there are seats, and pages for the longest answer
+        that each may give."""
         while self.waiting:
             request = self.waiting[0]
-            places = sum(1 + len(r.forks) for r in [*self.running, request])
-            if places > self.max_seqs or not self.pool.grow(request.table, request.limit):
+            seats = sum(1 + len(r.forks) for r in [*self.running, request])
+            if seats > self.max_seqs or not self.pool.grow(request.table, request.limit):
                 return
             request.status = "running"
             request.num_cached_pages = 0
             self.running.append(self.waiting.popleft())
 
     def fork(self, request: Request) -> None:
-        """Start the other answers to its prompt, on its full pages and a copy of the last one.
-        Those for which there are no pages wait for the next batch."""
+        """Start the other answers to a request's prompt. They share its full pages, and copy its
+        last one. Those without enough free pages wait for the next batch."""
         full = len(request.prompt) // self.pool.S
         late = []
         for other in request.forks:
@@ -190,7 +198,8 @@ class StaticScheduler:
         request.forks = []
 
     def preempt(self, request: Request) -> None:
-        """Take a request's pages; it comes first in the next batch, and is recomputed."""
+        """Free a request's pages and put it at the head of the queue; the next batch computes it
+        again from the start."""
         self.running.remove(request)
         self.pool.release(request.table)
         request.num_computed = 0
@@ -200,7 +209,7 @@ class StaticScheduler:
         self.waiting.appendleft(request)
 
     def finish(self, request: Request, reason: str) -> None:
-        """Finish a request in any state. Its place stays empty until the batch is done."""
+        """Finish a request in any state. Its seat stays empty until the batch has finished."""
         if request.status == "finished":
             return
         (self.running if request.status == "running" else self.waiting).remove(request)
@@ -209,63 +218,22 @@ class StaticScheduler:
         request.reason = reason
 
 
-# ---- served and drawn
+# ---- served
 
 
 def serve_jobs(engine: "Engine", jobs: Iterable[Job]) -> list[list[int]]:
-    """Serve jobs that arrive together, greedily and to their full lengths. Prompts are made up.
+    """The indices of the jobs that ran in each step: [[index]].
 
-    [[index into jobs]]: the jobs of each step
+    They are served greedily and to their full lengths, with made-up prompts. All arrive at once.
     """
-    places = {}
+    indices = {}
     steps = []
     V = engine.model.config.V
     for i, job in enumerate(jobs):
         prompt = [2 + (31 * i + t) % (V - 2) for t in range(job.prompt)]
         params = SamplingParams(max_tokens=job.output, temperature=0, ignore_eos=True)
-        places[engine.submit(prompt, params)[0]] = i
+        indices[engine.submit(prompt, params)[0]] = i
     while engine.busy:
         engine.step()
-        steps.append([places[request] for request in engine.counts])
+        steps.append([indices[request] for request in engine.counts])
     return steps
-
-
-def lanes(steps):
-    """{request: (place, first step, steps)} from the requests of each step; a newcomer takes the
-    first empty place. Expects that no request pauses."""
-    spans = {}
-    seats = {}
-    for step, running in enumerate(steps):
-        seats = {request: place for request, place in seats.items() if request in running}
-        for request in running:
-            if request not in seats:
-                seats[request] = min(set(range(len(seats) + 1)) - set(seats.values()))
-            place = seats[request]
-            first = spans[request][1] if request in spans else step
-            spans[request] = place, first, step + 1 - first
-    return spans
-
-
-def draw_places(title: str, B: int, runs: dict[str, list[list[int]]]) -> "Figure":
-    """Which request held which of B places in which step: a bar a request, red where idle.
-
-    runs: {label: [[request] of each step]}
-    """
-    import matplotlib.pyplot as plt
-
-    figure, every = plt.subplots(len(runs), 1, sharex=True, squeeze=False, layout="constrained",
-                                 figsize=(7.5, 0.6 + len(runs) * (0.5 + 0.2 * B)))
-    for axes, (label, run) in zip(every[:, 0], runs.items(), strict=True):
-        axes.barh(range(B), len(run), 1.0, color=plots.RED, alpha=0.3)
-        for place, first, steps in lanes(run).values():
-            axes.barh(place, steps, 0.86, left=first, color="#54aeff", ec="white", lw=0.8)
-        useful = sum(map(len, run)) / (B * len(run))
-        axes.set_title(f"{label}: {len(run)} steps, {useful:.0%} of slot-steps give a token",
-                       loc="left", fontsize=10, color=plots.INK)
-        axes.set(ylabel="place", ylim=(B - 0.5, -0.5))
-        axes.tick_params(length=0)
-        axes.spines[:].set_visible(False)
-    every[-1, 0].set(xlabel="step")
-    figure.suptitle(title)
-    plt.close(figure)           # a notebook shows what is returned, and again what is open
-    return figure

@@ -1,11 +1,11 @@
 """s06 · Never compute twice: pages that remember what is in them
 
 P: pages of the pool   S: slots of a page, one token each   N: tokens
-The keys and values of a page depend on its tokens and all before them, and on nothing else. So a
-full page can serve every request with the same beginning. An index finds it, by a chain of hashes
-or in a tree of texts. Requests share it until it is taken for something else.
-Costs on the host, a page: the chain one SHA-256 of 8·S + 32 bytes, the tree one comparison of S
-tokens. A page found saves the model's whole work for S tokens.
+The keys and values in a page depend on its tokens and all tokens before them, and on nothing else.
+So a full page can serve every request with the same prefix. An index finds the page, by a chain of
+hashes or in a tree of texts, until the page is evicted.
+Cost on the host for each page: the chain one SHA-256 of 8·S + 32 bytes, the tree one comparison of
+S tokens. Each hit saves all of the model's work for a token.
 """
 
 from dataclasses import dataclass, field
@@ -13,28 +13,27 @@ from hashlib import sha256
 
 import numpy as np
 
-from lab.plots import BLUE, RED
 from layer3_system.s01_request import Request
 from layer3_system.s02_block_pool import BlockPool
 
 __all__ = ["HashChain", "PrefixPool", "RadixTree"]
 
 
-def predict_hit_rate(users, N, U, S):
-    """The share of all tokens of all prompts that is found in pages, from 0 to 1.
+def predict_hit_rate(users: int, N: int, U: int, S: int) -> float:
+    """The hit rate: the share of all prompt tokens that are reused, from 0 to 1.
 
-    users: how many ask, each after the answer to the one before; pages never run out
-    N: tokens of a system prompt that starts each prompt    U: tokens that each user adds to it,
-    different from the first on; with U = 0 all prompts are the same
-    S: slots of a page. Only full pages are found, and never the last token of a prompt.
+    users: how many; each asks after the one before was answered, and no page is evicted
+    N: tokens of the system prompt, with which every prompt begins    U: tokens of the user's own
+    after it, which differ from the first one on; with U = 0 all prompts are equal
+    S: slots of a page. Only full pages are reused, and never the last token of a prompt.
     """
-    # exercise: what a later user finds, in whole pages; what the first one finds
+    # exercise: what does a later user hit, in whole pages, and what does the first one?
     hit = min(N, N + U - 1) // S * S
     return (users - 1) * hit / (users * (N + U))
 
 
-def page_tokens(request, i, S):
-    """The tokens of page i of a request: a tuple, shorter than S if there are no more."""
+def page_tokens(request: Request, i: int, S: int) -> tuple[int, ...]:
+    """The tokens of page i of a request; the last page may have fewer than S."""
     begin = i * S
     end = (i + 1) * S
     N = len(request.prompt)
@@ -44,19 +43,20 @@ def page_tokens(request, i, S):
 # ---- a chain of hashes
 
 
-def page_hash(parent, tokens):                      # bytes, (int) -> bytes
-    """The name of a full page: 32 bytes, from its tokens and the name of the page before it.
+def page_hash(parent: bytes, tokens: tuple[int, ...]) -> bytes:
+    """The name of a full page: 32 bytes, from the name of the page before it and its own tokens.
 
-    A token is below 2⁶³. SHA-256: pages of one name hold the same text, whoever chose the tokens.
+    A token is below 2⁶³. With SHA-256, two pages with one name hold the same text, even if an
+    attacker chose the tokens.
     """
-    # exercise: one hash of both; 8 bytes a token
+    # exercise: one SHA-256 of the parent's bytes followed by the tokens, 8 bytes each
     return sha256(parent + np.array(tokens, np.int64).tobytes()).digest()
 
 
-def longest_hit(names, page_of):
-    """[page] of the names, from the first on, up to the first that no page has.
+def longest_hit(names: list[bytes], page_of: dict[bytes, int]) -> list[int]:
+    """The pages of the leading names, up to the first name that is not in page_of.
 
-    names: of a text's pages, in order    page_of: {name: page}
+    names: of the pages of one text, in order    page_of: {name: page}
     """
     # exercise: a page after a gap is of no use
     pages = []
@@ -68,7 +68,7 @@ def longest_hit(names, page_of):
 
 
 class HashChain:
-    """An index of pages by name, in both directions."""
+    """An index of pages by name: which page has a name, and which name a page has."""
 
     def __init__(self) -> None:
         self.page_of: dict[bytes, int] = {}
@@ -78,7 +78,7 @@ class HashChain:
         return page in self.name_of
 
     def names(self, request: Request, count: int, S: int) -> list[bytes]:
-        """The names of the first `count` pages of a request. The request keeps them."""
+        """The names of the first `count` pages of a request; they stay in request.hashes."""
         names = request.hashes
         while len(names) < count:
             parent = names[-1] if names else sha256(request.salt.encode()).digest()
@@ -86,11 +86,12 @@ class HashChain:
         return names[:count]
 
     def find(self, request: Request, count: int, S: int) -> list[int]:
-        """Pages that hold the first tokens of a request, at most `count`, without a gap."""
+        """The pages that hold the first tokens of a request: at most `count`, without a gap."""
         return longest_hit(self.names(request, count, S), self.page_of)
 
     def note(self, request: Request, i: int, S: int) -> int:
-        """The page with the text of a request's page i: an older one, or its own from now on."""
+        """Enter page i of a request. Returns the page to use: an older page with the same text if
+        there is one, otherwise the request's own."""
         name = self.names(request, i + 1, S)[i]
         page = self.page_of.setdefault(name, request.table[i])
         self.name_of[page] = name
@@ -110,19 +111,19 @@ class HashChain:
 class Node:
     """A run of pages that some texts have in common, and the runs that continue it."""
 
-    keys: list[tuple]   # each page's tokens; the first page of a text has its salt, too
+    keys: list[tuple]   # the tokens of each page; the first page of a text has its salt as well
     pages: list[int]
     parent: "Node | None" = None
-    children: dict[tuple, "Node"] = field(default_factory=dict)     # by the first key of its run
+    children: dict[tuple, "Node"] = field(default_factory=dict)     # by the first key of the child
 
 
-def split(node, place):
-    """Cut a run: the node keeps the pages before `place`, 0 < place < len(node.pages).
+def split(node: Node, place: int) -> Node:
+    """Cut a node in two. It keeps the pages before `place`, 0 < place < len(node.pages).
 
-    The rest is a new node, which is returned. It becomes the only child; all that continued the run
-    continues the rest.
+    Returns the new node, which takes the pages from `place` on and all children. It becomes the old
+    node's only child.
     """
-    # exercise: the rest takes keys, pages and children; then the node lets go of them
+    # exercise: move keys, pages and children to the new node, then link the two
     rest = Node(node.keys[place:], node.pages[place:], node, node.children)
     for child in rest.children.values():
         child.parent = rest
@@ -132,11 +133,11 @@ def split(node, place):
 
 
 class RadixTree:
-    """An index of pages by their texts: a HashChain's methods, without hashes.
+    """An index of pages by their tokens, with the methods of a HashChain.
 
-    With a page it drops all pages after it, which could not be found without it. A chain finds
-    those again once the page is back; the tree does not. A PrefixPool takes the pages of a text
-    from its end, and so both find the same.
+    Dropping a page drops all pages after it in the tree, because no lookup can reach them any more.
+    A chain keeps their names and reaches them again once the missing page is back. A PrefixPool
+    evicts a text from its end, so there both return the same pages.
     """
 
     def __init__(self) -> None:
@@ -151,11 +152,13 @@ class RadixTree:
         return tokens if i else (request.salt, *tokens)
 
     def find(self, request: Request, count: int, S: int) -> list[int]:
-        """Pages that hold the first tokens of a request, at most `count`, without a gap."""
-        node, place, pages = self.root, 0, []
+        """The pages that hold the first tokens of a request: at most `count`, without a gap."""
+        node = self.root
+        place = 0
+        pages: list[int] = []
         for i in range(count):
             key = self.key(request, i, S)
-            if place == len(node.pages):                # the run ends: does a child continue it?
+            if place == len(node.pages):                # the run ends here: is there such a child?
                 node = node.children.get(key)
                 place = 0
             if node is None or node.keys[place] != key:
@@ -165,11 +168,12 @@ class RadixTree:
         return pages
 
     def note(self, request: Request, i: int, S: int) -> int:
-        """The page with the text of a request's page i: an older one, or its own from now on."""
+        """Enter page i of a request. Returns the page to use: an older page with the same text if
+        there is one, otherwise the request's own."""
         own = request.table[i]
         key = self.key(request, i, S)
         node, place = self.place_of.get(request.table[i - 1], (None, 0)) if i else (self.root, -1)
-        if node is None:                # after an unknown page nothing can be found
+        if node is None:                # a page after an unknown page cannot be reached
             return own
         place += 1
         if place < len(node.pages) and node.keys[place] != key:
@@ -181,7 +185,8 @@ class RadixTree:
             return node.children[key].pages[0]
         if node.children or node is self.root:          # start a new run
             run = Node([], [], node)
-            node.children[key], node = run, run
+            node.children[key] = run
+            node = run
         self.place_of[own] = node, len(node.pages)
         node.keys.append(key)
         node.pages.append(own)
@@ -209,16 +214,17 @@ class RadixTree:
 # ---- the pool
 
 
-def note_full_pages(pool, request):
-    """Note the pages of a request that are full of computed tokens, each once.
+def note_full_pages(pool: "PrefixPool", request: Request) -> None:
+    """Enter each page of a request that is full of computed tokens into the index, once.
 
-    A page whose text another page already holds is given back: first the table names the other one,
-    then it becomes free. pool.index.note(request, i, pool.S) says which page that is, or page i
-    itself; request.num_cached_pages counts the pages that were noted before.
+    pool.index.note(request, i, pool.S) returns an older page with the same text, or the request's
+    own page i. If it is an older page: share it, put it into the table, and only then release the
+    request's own. request.num_cached_pages is the number of pages entered so far.
     """
-    # exercise: ask the index about each new full page; a duplicate is given back
+    # exercise: note each new full page; replace a copy by the page that the index returns
     for i in range(request.num_cached_pages, request.num_computed // pool.S):
-        own, page = request.table[i], pool.index.note(request, i, pool.S)
+        own = request.table[i]
+        page = pool.index.note(request, i, pool.S)
         if page != own:
             pool.share([page])
             request.table[i] = page
@@ -227,9 +233,9 @@ def note_full_pages(pool, request):
 
 
 class PrefixPool(BlockPool):
-    """A BlockPool that remembers the contents of its pages, even of free ones until they are taken.
+    """A BlockPool that remembers what its pages hold, free pages included, until they are evicted.
 
-    The free page that was given back longest ago is taken first: least recently used.
+    The page that was freed longest ago is taken first: least recently used.
     """
 
     def __init__(self, P: int, S: int = 16, index: "HashChain | RadixTree | None" = None):
@@ -237,8 +243,8 @@ class PrefixPool(BlockPool):
         self.index = index or HashChain()
 
     def match_prefix(self, request: Request) -> list[int]:
-        """Pages that already hold the beginning of a request; never all of it, since the scores of
-        its last token must be computed. [] if the prompt's own scores are wanted."""
+        """The pages that already hold a prefix of a request: never all of it, because the scores
+        of its last token must be computed; [] if the log probabilities of the prompt are wanted."""
         if request.params.prompt_logprobs is not None:
             return []
         return self.index.find(request, (request.num_tokens - 1) // self.S, self.S)
@@ -252,27 +258,3 @@ class PrefixPool(BlockPool):
 
     def is_cached(self, page: int) -> bool:
         return page in self.index
-
-
-# ---- drawn
-
-
-def draw_sweep(title, rates, curves):
-    """How some costs fall as the hit rate grows, in % of each one's first value.
-
-    rates: [share from 0 to 1]    curves: {name: [cost at each rate]}, two at most
-    """
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7.5, 3.8), layout="constrained")
-    percent = [100 * rate for rate in rates]
-    for (name, costs), (mark, colour) in zip(curves.items(), (("o-", BLUE), ("s--", RED)),
-                                             strict=False):
-        axes.plot(percent, [100 * cost / costs[0] for cost in costs], mark, color=colour, lw=1.8,
-                  ms=5, label=name)
-    axes.set(title=title, xlabel="hit rate, %", ylabel="% of the cost without hits", ylim=(0, 110))
-    axes.grid(color="#eaeef2")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    plt.close(figure)           # a notebook shows what is returned, and again what is open
-    return figure

@@ -24,16 +24,20 @@ WRONG = "|".join(word for verdict, word in VERDICTS.items()
                  if verdict not in ("pass", "not_proven_here"))
 
 
-def build(lessons):
-    """Write what is generated for these lessons and the course; return the paths that changed."""
+def build(lessons, redraw=False):
+    """Write what is generated for these lessons and the course; return the paths that changed.
+
+    redraw: execute solutions whose sources have not changed, too
+    """
     changed = [path for path, text in shared().items() if put(path, text)]
     for lesson in lessons:
         stubbed, solved = make(lesson)
         if put(lesson.notebook, ipynb.dump(stubbed)):
             changed.append(lesson.notebook)
-        if solved and outdated(lesson.solution, solved):
-            put(lesson.solution, with_outputs(lesson, solved) or execute(solved, lesson))
-            changed.append(lesson.solution)
+        if solved and (redraw or outdated(lesson.solution, solved)):
+            text = None if redraw else with_outputs(lesson, solved)
+            if put(lesson.solution, text or execute(solved, lesson)):
+                changed.append(lesson.solution)
     if put_picture():
         changed.append(PICTURE[0])
     return changed

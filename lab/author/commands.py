@@ -60,20 +60,25 @@ def rename(exercise: Annotated[str, typer.Argument(metavar="LESSON/OLD")],
     print(f"then `lab build {lesson.id}` and `lab verify {lesson.id}`")
 
 
-def build(lesson: LessonWord = None, only_check: OnlyCheck = False):
+def build(
+    lessons: LessonWords = None,
+    only_check: OnlyCheck = False,
+    redraw: Annotated[bool, typer.Option("--redraw", help="execute the solutions even so: other "
+                                         "code that they draw with has changed")] = False,
+):
     """Generate notebooks, solutions, tables of contents and maps. Solutions are executed if their
     sources changed."""
     from lab.author import build as building
 
-    lessons = [course.find(lesson)] if lesson is not None else course.lessons()
+    chosen = [course.find(word) for word in lessons or ()] or course.lessons()
     if only_check:
-        stale = building.check(lessons)
+        stale = building.check(chosen)
         for line in stale:
             print(line)
         advice = ": run `lab build`" if stale else ""
-        print(f"{len(lessons)} lesson(s) checked, {len(stale)} stale{advice}")
+        print(f"{len(chosen)} lesson(s) checked, {len(stale)} stale{advice}")
         raise typer.Exit(1 if stale else 0)
-    for path in building.build(lessons):
+    for path in building.build(chosen, redraw):
         print(f"made {path.relative_to(course.ROOT)}")
 
 

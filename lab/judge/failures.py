@@ -1,12 +1,14 @@
 """What stops a test that asks the code under test: it raised, it is gone, or it never began."""
 
 MAX_TEXT_CHARS = 4000   # characters of an exception's text
+MAX_CALLERS = 100       # lines of a call stack
 
 
 class Raised(Exception):
     """The learner's code raised. Text and place are the child's own words: data, not truth.
 
     .subject: the Subject that was asked, if known    .call: the Call that raised it, if one did
+    .callers: the lines of the same file by which it came to .line, outermost first
     """
 
     subject = call = None
@@ -17,13 +19,16 @@ class Raised(Exception):
         self.kind, self.path = error.get("kind"), error.get("path")
         self.inside = error.get("inside") is True       # raised in the simulator's own code
         self.line, self.source = error.get("line"), str(error.get("source") or "")[:200]
+        callers = error.get("callers")
+        self.callers = callers[-MAX_CALLERS:] if isinstance(callers, list) else []
         super().__init__(f"{self.type}: {self.text}")
 
 
 class Stopped(Exception):
     """The child is gone or has been stopped: .why is died, hung, flooded, garbled or full.
 
-    .stack: [(file, line)] where a hung one was, innermost first.  .subject, .call: as in Raised
+    .stack: [(file, line)] where one that hung or crashed was, innermost first
+    .subject, .call: as in Raised
     """
 
     subject = call = None

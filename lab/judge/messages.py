@@ -38,10 +38,25 @@ class Messages:
             return self.in_own_lines(error.text, language) if own else error.text
         if own and error.line:
             call = f"\n  in {error.call}" if error.call and error.call.arguments else ""
-            return f"{error.type}: {error.text}{call}{self.line_of(language, error.line)}"
+            return f"{error.type}: {error.text}{call}{self.lines_of(language, error)}"
         # another file, without the line's text: an edition may hold that back
         place = f"\n    {error.path}, line {error.line}" if error.line else ""
         return f"{error.type}: {error.text}{place}"
+
+    def lines_of(self, language, error):
+        """The line that raised. Where it is not in an exercise, the line of one that led to it
+        comes first."""
+        source = self.candidate.sources[language]
+        there = stub.definitions(source, language)
+        own = [one.name for one in self.lesson.exercises if one.name in there]
+
+        def in_exercise(line):
+            return type(line) is int and any(stub.holds(source, name, language, line)
+                                             for name in own)
+
+        led = [] if in_exercise(error.line) else filter(in_exercise, error.callers)
+        places = [self.line_of(language, line) for line in [*[*led][-1:], error.line]]
+        return "\n    which calls ".join([places[0], *(place.strip() for place in places[1:])])
 
     def line_of(self, language, line):
         """A line of the candidate as its author knows it, with its text."""

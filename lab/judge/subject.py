@@ -269,8 +269,10 @@ class Subject:
                            self._child.stack())
         if isinstance(error, wire.WireError):
             return Stopped("garbled", f"its answer cannot be read: {error}")
-        return Stopped("died", "the process ended without an answer: os._exit, a crash, or out of "
-                               "memory")
+        cause, stack = self._child.crash()
+        return Stopped("died", f"the process crashed: {cause}" if cause else
+                       "the process ended without an answer: os._exit, a crash, or out of memory",
+                       stack)
 
     def _number(self, thing):
         if isinstance(thing, Remote):

@@ -25,6 +25,7 @@ def main(connection, request):
               "shown": {path: text} that messages quote, where another process compiles}
     """
     faulthandler.register(signal.SIGUSR1)       # asks a hung child where it is, before it is ended
+    faulthandler.enable()                       # and a crash in C tells where it was
     serve = SubjectServer(connection, request)
     with contextlib.suppress(EOFError):
         while True:
@@ -214,7 +215,8 @@ class SubjectServer:
         last = traceback.extract_tb(error.__traceback__)[-1].filename if error.__traceback__ else ""
         return {"type": type(error).__name__, "text": text[:4000], "kind": kind,
                 "inside": kind is None and last.startswith(str(ROOT / "lab" / "simulator")),
-                "path": Path(path).name if path else None, "line": line, "source": source[:200]}
+                "path": Path(path).name if path else None, "line": line, "source": source[:200],
+                "callers": [f.lineno for f in frames[:-1] if f.filename == path]}
 
     def public(self, thing):
         """The names of an object of the course; [] for any other, and where it does not tell."""

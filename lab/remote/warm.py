@@ -142,8 +142,18 @@ class Child:
         deadline = time.monotonic() + 1
         while time.monotonic() < deadline and b"in <module>" not in self.printed[before:]:
             time.sleep(0.02)
-        text = self.printed[before:].decode("utf-8", "replace")
-        return [(file, int(line)) for file, line in re.findall(r'File "(.+)", line (\d+) in', text)]
+        return places(self.printed[before:].decode("utf-8", "replace"))
+
+    def crash(self):
+        """(what ended it, [(file, line)] of where it was, innermost first), by faulthandler or by
+        the exception that it printed last; "" and [] where there is neither. The child's own words:
+        data, not truth."""
+        self._listener.join(1)
+        text = self.output()
+        if crashed := re.search(r"^Fatal Python error: (.+)", text, re.M):
+            return crashed[1], places(text[crashed.end():])
+        raised = re.search(r"^(\w+(Error|Exception)\b.*)\Z", text.rstrip(), re.M)
+        return (raised[1], []) if raised else ("", [])
 
     def work(self):
         """(seconds of CPU that its session has used, whether some thread of it could run now).
@@ -182,6 +192,11 @@ class Child:
         self.connection.close()
         if self.process is not None:
             self.process.close()
+
+
+def places(text):
+    """[(file, line)] of a stack that faulthandler wrote."""
+    return [(file, int(line)) for file, line in re.findall(r'File "(.+)", line (\d+) in', text)]
 
 
 def end_group(pid):

@@ -18,7 +18,8 @@ from lab.stub.splicing import Spliced
 from lab.stub.units import MARK, named, one_newline
 
 __all__ = ["Spliced", "changed", "cut", "definitions", "extract", "find_line", "free_names",
-           "marked", "named", "normalised", "one_newline", "read", "rewritten", "splice"]
+           "holds", "marked", "named", "normalised", "one_newline", "read", "rewritten",
+           "splice"]
 LANGUAGES = {"python": python, "cuda": cuda}
 PYTHONS_OWN = re.compile(r"\s*(async def|def|class)\b")     # what a decorator stands above
 
@@ -78,6 +79,12 @@ def find_line(source, name, language):
     unit = _find(source, name, language)[0]
     rows = unit.text.split("\n") if unit.text.lstrip().startswith("@") else []
     return unit.line + next((i for i, row in enumerate(rows) if PYTHONS_OWN.match(row)), 0)
+
+
+def holds(source, name, language, line):
+    """Whether a line is one of a definition's. KeyError: the definition is not there."""
+    units = _find(source, name, language)
+    return any(unit.line <= line <= unit.line + unit.text.count("\n") for unit in units)
 
 
 def normalised(source, name, language):

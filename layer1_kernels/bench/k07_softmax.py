@@ -35,7 +35,7 @@ def ladder(R, C):
     x = torch.linspace(-4, 4, R * C).reshape(R, C)  # (R, C)
     y = torch.empty_like(x)                         # (R, C)
     changes = ("three passes", "the row stays in shared memory", "any length; one read more",
-               "the row stays in registers", "any length; one read more")
+               "the row stays in registers", "any length, in blocks of columns")
     with simulator.trace() as trace:
         for kernel in ("softmax_three_pass_cuda", "softmax_fused_cuda", "softmax_online_cuda"):
             softmax_cuda(x, kernel)

@@ -27,11 +27,11 @@ class Rung(NamedTuple):
     """One rung of the ladder, as counted, for one row of x."""
 
     name: str
-    weights: float          # bytes of w that are asked for, over those of w in fp16
-    scales: float           # bytes of scales that are asked for, likewise
-    sectors: float          # bytes of all sectors, those of x among them, likewise
-    at_once: int            # the most bytes of w that a lane asks for at once
-    instructions: float     # of a lane, for each weight
+    weights: float          # bytes of w asked for, divided by the bytes of w in fp16
+    scales: float           # bytes of scales asked for, divided likewise
+    sectors: float          # bytes of all sectors touched, those of x included, divided likewise
+    at_once: int            # the most bytes of w in one load of a thread
+    instructions: float     # thread instructions per weight
     changed: str
 
 
@@ -54,9 +54,9 @@ def ladder(N, K, group):
         ways[f"Triton: GEMV, int{bits}"] = lambda bits=bits, row=row: \
             quantized_gemv_triton[(triton.cdiv(N, GEMV["BN"]), 1)](
                 x.half(), *packed[bits], y, N, row, K // group, row, BITS=bits, GROUP=group, **GEMV)
-    changes = ("16 bits", "half the weights, one by one", "two in a byte",
-               "16 bytes at once; loses in x", "two in a byte, again", "rows of w share x",
-               "loses instructions to unpacking")
+    changes = ("16 bits", "half the bytes, one at a time", "two in a byte",
+               "16 bytes at once; more sectors of x", "two in a byte, 16 at once",
+               "eight rows of w share x", "more instructions to unpack")
     steps = []
     for (name, run), changed in zip(ways.items(), changes, strict=True):
         with simulator.trace() as trace:

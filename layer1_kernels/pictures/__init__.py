@@ -14,6 +14,7 @@ precision    Precision: which numbers share a scale, and what errors become.
 fragments    Tensor cores: one step of a warp's product, and the quarters of a block's tile.
 gates    SwiGLU: its curve, gate and up in memory, and the tiles of one program.
 losses    A row of logits: its probabilities, the m and s of its blocks, and its gradient.
+groups    Quantised weights: the integers of a group, and the parts of a GEMV's step.
 """
 
 from layer1_kernels.pictures.angles import turns
@@ -22,6 +23,7 @@ from layer1_kernels.pictures.chip import attention_tile, crossings, residual_str
 from layer1_kernels.pictures.experts import loads, tile_lists
 from layer1_kernels.pictures.fragments import mma_step, warp_quarters
 from layer1_kernels.pictures.gates import gated_tiles, halves, silu_curve
+from layer1_kernels.pictures.groups import gemv_step, scale_steps
 from layer1_kernels.pictures.losses import row_before_and_after, row_in_blocks, token_loss
 from layer1_kernels.pictures.pages import attention_programs, page_lookup, page_map
 from layer1_kernels.pictures.pipelines import bank_groups, overlap
@@ -65,12 +67,12 @@ from layer1_kernels.pictures.tiles import (
     warp_tiles,
 )
 
-__all__ = ["attention_programs", "page_lookup",
-           "attention_tile", "bank_groups", "butterfly", "crossings", "errors", "falling",
-           "fragment", "gated_tiles", "grid", "halves", "head_tile", "lanes", "launches", "loads",
-           "masked", "masked_row", "mma_step", "one_round", "operands", "overlap", "owners",
-           "packed_row", "page_map", "passes", "register_cliff", "rescaled", "residual_stream",
-           "rounds", "row_before_and_after", "row_by_threads", "row_in_blocks", "row_program",
-           "running", "scale_groups", "shuffle", "silu_curve", "small_banks", "strides",
+__all__ = ["attention_programs", "attention_tile", "bank_groups", "butterfly", "crossings",
+           "errors", "falling", "fragment", "gated_tiles", "gemv_step", "grid", "halves",
+           "head_tile", "lanes", "launches", "loads", "masked", "masked_row", "mma_step",
+           "one_round", "operands", "overlap", "owners", "packed_row", "page_lookup", "page_map",
+           "passes", "register_cliff", "rescaled", "residual_stream", "rounds",
+           "row_before_and_after", "row_by_threads", "row_in_blocks", "row_program", "running",
+           "scale_groups", "scale_steps", "shuffle", "silu_curve", "small_banks", "strides",
            "thread_tiles", "tile_lists", "tile_map", "tile_numbers", "tile_orders", "tile_walks",
            "token_loss", "tree", "turned", "turns", "warp_quarters", "warp_tiles"]

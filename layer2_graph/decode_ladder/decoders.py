@@ -13,8 +13,8 @@ from torch import Tensor
 from layer1_kernels import kernels
 from layer2_graph.decode_ladder.inductor import launches_in
 from layer2_graph.g01_llama import PagedCache
-from layer2_graph.g05_fused_llama import Traffic
 from layer2_graph.g06_cuda_graphs import GraphRunner, Tape, asked, first_rows, pad_step
+from layer2_graph.traffic import Traffic
 
 ATTENTION = "paged_attention"
 # One in each layer, so a layer is what lies between two. The second is PyTorch's own.
@@ -54,7 +54,7 @@ class Decoder:
 
     @torch.no_grad()
     def launches(self, prompts):
-        """[Launch] of one decode step after the prompts."""
+        """[CountedLaunch] of one decode step after the prompts."""
         self.prefill(prompts)
         step = self.cache.step([[0]] * len(prompts))
         ops = self.model.ops
@@ -151,7 +151,7 @@ class Replayed(Decoder):
 
 
 def recorded(calls):
-    """[Launch] of a tape's calls."""
+    """[CountedLaunch] of a tape's calls."""
     traffic = Traffic()
     for call in calls:
         traffic.names.append(call.name)

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import torch
 
 from layer2_graph.config import ModelError
-from layer2_graph.g05_fused_llama import Traffic
+from layer2_graph.traffic import Traffic
 
 
 class HuggingFace:
@@ -41,8 +41,8 @@ class HuggingFace:
 
     @torch.no_grad()
     def launches(self, prompts):
-        """[Launch] of the model's part of one decode step after the prompts, as a Decoder's; empty
-        for a compiled one, whose code is not read."""
+        """[CountedLaunch] of the model's part of one decode step after the prompts, as a Decoder's;
+        empty for a compiled one, whose code is not read."""
         if "compile_config" in self.settings:
             return []
         names = []

@@ -7,7 +7,7 @@ it was given (torch.ops). Read with torch 2.13; a later version may write other 
 
 import re
 
-from layer2_graph.g05_fused_llama import CHANGED, TARGETS, Launch
+from layer2_graph.traffic import CHANGED, TARGETS, CountedLaunch
 
 CALL = re.compile(r"(?:(?P<result>\w+) = )?(?:(?P<own>cpp_\w+|triton_\w+)(?:\.run)?"
                   r"|extern_kernels\.(?P<library>\w+)|torch\.ops\.\w+\.(?P<given>\w+)\.\w+)"
@@ -18,7 +18,7 @@ MATRIX = re.compile(r"reinterpret_tensor\((?:arg|primals_)\d\w*, \((\d+), (\d+)\
 
 
 def launches_in(code):
-    """[Launch] of the code, in its order. Bytes are not counted: moved is 0.
+    """[CountedLaunch] of the code, in its order. Bytes are not counted: moved is 0.
 
     arrays: the shapes (N, K) of the weights that a matrix of the library takes
     """
@@ -38,7 +38,7 @@ def launches_in(code):
             changed = [a for i in writes for a in arrays[i]] + [call["result"]]
             weights = frozenset((int(n), int(k)) for k, n in MATRIX.findall(call["arguments"]))
             writer |= dict.fromkeys(changed, len(launches))
-            launches.append(Launch(name, tuple(sorted(inputs)), 0, weights))
+            launches.append(CountedLaunch(name, tuple(sorted(inputs)), 0, weights))
         elif renamed:
             names[renamed["new"]] = names.get(renamed["old"], renamed["old"])
     return launches

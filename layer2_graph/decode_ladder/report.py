@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from layer2_graph.decode_ladder.decoders import a_layer
 from layer2_graph.drawing import Box, draw
-from layer2_graph.g05_fused_llama import place
+from layer2_graph.traffic import place
 
 # Of a logit, see verdict: as in generate; four times what bfloat16 changes the small model's by.
 ROUNDING = {"float32": 1e-2, "bfloat16": 0.5}

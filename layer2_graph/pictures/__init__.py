@@ -40,10 +40,10 @@ from layer2_graph.pictures.sparsity import bounds, contexts, zeros
 from layer2_graph.pictures.states import held_bytes, mixing, recall
 from layer2_graph.pictures.timeline import by_blocks, timelines
 
-__all__ = ["channel_bars", "scales_of_a_product", "slots_of_tokens",
-           "against_window", "arenas", "bounds", "brackets", "by_bits", "by_blocks", "cache_rows",
-           "compiled", "contexts", "factors", "heaps", "held_bytes", "host_and_device",
-           "kept_numbers", "largest_of_tokens", "learning", "loaded_share", "mixing", "padded_rows",
-           "padding", "quality", "ragged", "recall", "recompiled", "recovery", "residuals",
-           "rounded", "routes", "runs_of_cache", "stacked", "steps", "strips", "timelines",
-           "traffic", "valley", "visible", "waves", "zeros"]
+__all__ = ["against_window", "arenas", "bounds", "brackets", "by_bits", "by_blocks", "cache_rows",
+           "channel_bars", "compiled", "contexts", "factors", "heaps", "held_bytes",
+           "host_and_device", "kept_numbers", "largest_of_tokens", "learning", "loaded_share",
+           "mixing", "padded_rows", "padding", "quality", "ragged", "recall", "recompiled",
+           "recovery", "residuals", "rounded", "routes", "runs_of_cache", "scales_of_a_product",
+           "slots_of_tokens", "stacked", "steps", "strips", "timelines", "traffic", "valley",
+           "visible", "waves", "zeros"]

@@ -89,18 +89,18 @@ def serve(model, tokenizer, long, short, chunk):
 
 
 def run_of(seconds, steps, writing, done):
-    """The ChunkedRun that took `seconds` and these steps, [Noted].
+    """The ChunkedRun that took `seconds` and these steps, [StepRecord].
 
     writing, done: the requests with short and with long prompts; the former come first in each step
     """
     last = writing[0].token_times[-len(steps) - 1:] if writing else []
-    chunks = [(n, context) for noted in steps for n, context in
-              list(zip(noted.new, noted.contexts, strict=True))[len(writing):]
+    chunks = [(n, context) for step in steps for n, context in
+              list(zip(step.new, step.contexts, strict=True))[len(writing):]
               if context <= len(done[0].prompt)]        # beyond that it is in its answer
     return ChunkedRun(
         seconds, gaps=[after - before for before, after in pairwise(last)],
         first=[request.token_times[0] - request.arrival for request in done], steps=len(steps),
-        tokens=sum(sum(noted.new) for noted in steps),
+        tokens=sum(sum(step.new) for step in steps),
         written=sum(len(request.output) for request in done) + len(writing) * len(steps),
         reread=sum(context - n for n, context in chunks), output=[r.output for r in done])
 

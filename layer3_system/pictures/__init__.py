@@ -21,6 +21,9 @@ failures  Failures: a month as a band, what intervals lose, disks after a stop.
 plans     Plans: what each kind of parallelism does to a token, and plans by bytes and seconds.
 disaggregation  Prompts and answers apart: token times, layers on the wire, goodput.
 answers   Learning from own answers: rewards and gaps by update, placements, a plan's pieces.
+pages     Pages: tables that name them, their own names, a tree of them, what hits save.
+steps     Steps: batches, seats, and the arrays of one step.
+chunks    Chunks of a prompt: in steps, and what their size gains and costs.
 """
 
 from layer3_system.pictures.answers import (
@@ -31,6 +34,7 @@ from layer3_system.pictures.answers import (
     reward_curves,
 )
 from layer3_system.pictures.chase import request_life
+from layer3_system.pictures.chunks import chunk_steps, sweep_curves
 from layer3_system.pictures.clients import call_life, stalled, waits
 from layer3_system.pictures.context import causal_bands, context_bytes, position_errors, ring_work
 from layer3_system.pictures.disaggregation import goodput_panels, token_ticks, wire_lanes
@@ -39,27 +43,34 @@ from layer3_system.pictures.failures import disk_outcomes, interval_curve, month
 from layer3_system.pictures.grammar import allowed_steps, automaton_jumps, match_lines
 from layer3_system.pictures.learning import gradient_range, loss_curves, training_lines
 from layer3_system.pictures.loop import overlap_lanes, step_circle
-from layer3_system.pictures.pages import hash_chain, table_arrows
+from layer3_system.pictures.pages import cost_sweep, hash_chain, node_cut, table_arrows
 from layer3_system.pictures.pipeline import kept_lines, pipeline_lanes
-from layer3_system.pictures.plans import kind_grid, plan_cloud, serving_lines, step_bars
+from layer3_system.pictures.plans import (
+    kind_grid,
+    measured_plans,
+    plan_cloud,
+    serving_lines,
+    step_bars,
+)
 from layer3_system.pictures.ranks import rank_lanes, rank_matrix, ring_and_tree, ring_rounds
 from layer3_system.pictures.recorded import block_map, step_timeline
 from layer3_system.pictures.shares import kept_shares, request_loop, share_line
 from layer3_system.pictures.speculation import byte_bars, guess_ribbons, speedup_curves
-from layer3_system.pictures.steps import chunk_steps, padded_batch, seat_lanes, step_arrays
+from layer3_system.pictures.steps import padded_batch, seat_bars, seat_lanes, step_arrays
 from layer3_system.pictures.tensors import cache_by_ranks, split_bands
 from layer3_system.pictures.tiers import load_lines, tier_bars, tier_curves
 from layer3_system.pictures.training import bucket_lanes, stage_bars, state_copies
 
 __all__ = ["allowed_steps", "answer_grid", "automaton_jumps", "block_map", "bucket_lanes",
            "byte_bars", "cache_by_ranks", "call_life", "causal_bands", "chunk_steps",
-           "context_bytes", "disk_outcomes", "expert_loads", "gap_curves", "goodput_panels",
-           "gradient_range", "guess_ribbons", "hash_chain", "interval_curve", "kept_lines",
-           "kept_shares", "kind_grid", "load_lines", "loss_curves", "match_lines", "month_bands",
-           "overlap_lanes", "padded_batch", "pipeline_lanes", "placement_lanes", "plan_cloud",
-           "plan_grid", "position_errors", "rank_lanes", "rank_matrix", "request_life",
-           "request_loop", "reward_curves", "ring_and_tree", "ring_rounds", "ring_work",
-           "row_matrix", "rows_by_k", "seat_lanes", "serving_lines", "share_line", "speedup_curves",
-           "split_bands", "stage_bars", "stalled", "state_copies", "step_arrays", "step_bars",
-           "step_circle", "step_timeline", "table_arrows", "tier_bars", "tier_curves",
+           "context_bytes", "cost_sweep", "disk_outcomes", "expert_loads", "gap_curves",
+           "goodput_panels", "gradient_range", "guess_ribbons", "hash_chain", "interval_curve",
+           "kept_lines", "kept_shares", "kind_grid", "load_lines", "loss_curves", "match_lines",
+           "measured_plans", "month_bands", "node_cut", "overlap_lanes", "padded_batch",
+           "pipeline_lanes", "placement_lanes", "plan_cloud", "plan_grid", "position_errors",
+           "rank_lanes", "rank_matrix", "request_life", "request_loop", "reward_curves",
+           "ring_and_tree", "ring_rounds", "ring_work", "row_matrix", "rows_by_k", "seat_bars",
+           "seat_lanes", "serving_lines", "share_line", "speedup_curves", "split_bands",
+           "stage_bars", "stalled", "state_copies", "step_arrays", "step_bars", "step_circle",
+           "step_timeline", "sweep_curves", "table_arrows", "tier_bars", "tier_curves",
            "token_ticks", "training_lines", "waits", "wire_lanes"]

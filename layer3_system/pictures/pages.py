@@ -1,16 +1,18 @@
-"""Pages: which entry of which table names them, and how a page gets its name.
+"""Pages: which entry of which table names them, how a page gets its name, and what hits save.
 
 P: pages of the pool   S: slots of a page, one token each   N: tokens of a sequence
 """
 
+from itertools import count
 from typing import TYPE_CHECKING
 
 from lab.plots import BLUE, GREY, INK, RED, closed
 from layer3_system.s01_request import Request, SamplingParams
 from layer3_system.s02_block_pool import slots_of
-from layer3_system.s06_prefix_cache import HashChain
+from layer3_system.s06_prefix_cache import HashChain, Node, RadixTree, split
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 PALE = "#d0d7de"
@@ -103,4 +105,72 @@ def hash_chain(texts: dict[str, str], S: int) -> "Figure":
     axes.set(xlim=(-1.6, pitch * -(-max(map(len, texts.values())) // S)),
              ylim=(-3.4 * len(texts) + 2.0, 1.3))
     axes.axis("off")
+    return closed(figure)
+
+
+def node_cut(texts: list[str], S: int, place: int) -> "Figure":
+    """The radix tree of texts that begin alike, and the same tree after its first node is cut.
+
+    A token is a character. Blue: nodes and links from before. Red: the new ones.
+    """
+    import matplotlib.pyplot as plt
+
+    tree = RadixTree()
+    pages = count()
+    for text in texts:
+        request = Request("text", list(text.encode()), SamplingParams())
+        for i in range(len(text) // S):
+            request.table.append(next(pages))
+            request.table[i] = tree.note(request, i, S)
+    (node,) = tree.root.children.values()
+    figure, every = plt.subplots(2, 1, figsize=(7.5, 3.2), layout="constrained", sharex=True)
+    draw_node(every[0], tree.root, 0.0, 0.0, {tree.root: "root", node: "the node"})
+    rest = split(node, place)
+    draw_node(every[1], tree.root, 0.0, 0.0,
+              {tree.root: "root", node: "the node", rest: "the new node"}, rest)
+    for axes, title in zip(every, ("before", f"after split(node, {place})"), strict=True):
+        axes.set_title(title, loc="left", fontsize=10, color=INK)
+        axes.set(xlim=(-0.2, 10.2), ylim=(0.9 - 1.5 * len(texts), 1.6))
+        axes.axis("off")
+    return closed(figure)
+
+
+def draw_node(axes: "Axes", node: Node, x: float, y: float, names: dict[Node, str],
+              new: Node | None = None) -> None:
+    """A node's pages in a row from (x, y) on, and its children to the right of it."""
+    from matplotlib.patches import Rectangle
+
+    width = max(len(node.pages), 1)
+    axes.text(x, y + 0.95, names.get(node, "a child"), fontsize=8, color=INK, va="bottom")
+    colour = RED if node is new else BLUE if node.pages else PALE
+    for i, key in enumerate(node.keys or [()]):
+        axes.add_patch(Rectangle((x + i, y), 1, 0.85, fc=colour, ec="white", lw=1.5))
+        tokens = bytes(token for token in key if isinstance(token, int)).decode()   # not the salt
+        axes.text(x + i + 0.5, y + 0.4, tokens.replace(" ", "␣"), color="white", fontsize=9,
+                  ha="center", va="center", family="DejaVu Sans Mono")
+    for i, child in enumerate(node.children.values()):
+        link = RED if new is not None and new in (node, child) else GREY
+        below = y - 1.5 * i
+        axes.annotate("", (x + width + 0.75, below + 0.42), (x + width, y + 0.42),
+                      arrowprops={"arrowstyle": "-|>", "lw": 1.3, "color": link})
+        draw_node(axes, child, x + width + 0.8, below, names, new)
+
+
+def cost_sweep(title: str, rates: list[float], curves: dict[str, list[float]]) -> "Figure":
+    """Costs against the hit rate, each in % of its value without hits.
+
+    rates: [share from 0 to 1]    curves: {name: [cost at each rate]}, two at most
+    """
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7.5, 3.8), layout="constrained")
+    percent = [100 * rate for rate in rates]
+    for (name, costs), (mark, colour) in zip(curves.items(), (("o-", BLUE), ("s--", RED)),
+                                             strict=False):
+        axes.plot(percent, [100 * cost / costs[0] for cost in costs], mark, color=colour, lw=1.8,
+                  ms=5, label=name)
+    axes.set(title=title, xlabel="hit rate, %", ylabel="% of the cost without hits", ylim=(0, 110))
+    axes.grid(color="#eaeef2")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
     return closed(figure)

@@ -1,6 +1,6 @@
 """Plans: what each kind of parallelism does to a token, plans by bytes and seconds, their parts."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -65,7 +65,7 @@ def plan_cloud(points: list[tuple[float, float]], cluster: Cluster,
 
     figure, axes = plt.subplots(figsize=(7.5, 4.2), layout="constrained")
     size, seconds = np.array(points).T
-    axes.loglog(size / 1e9, seconds, ".", color=BLUE, ms=4, alpha=0.6)
+    axes.loglog(size / 1e9, seconds, ".", color=BLUE, ms=3)
     axes.axvline(cluster.memory / 1e9, color=INK, lw=1, ls=":")
     for name, (x, y) in marks.items():
         axes.loglog(x / 1e9, y, "o", color=RED, mfc="none", ms=11)
@@ -101,6 +101,28 @@ def step_bars(rows: dict[str, dict[str, float]]) -> "Figure":
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8, ncols=len(SHADES), loc="lower left",
                 bbox_to_anchor=(0, 1))
+    return closed(figure)
+
+
+def measured_plans(rows: list[dict[str, Any]]) -> "Figure":
+    """Plans from the fastest prediction down: grey the predicted seconds of a step, blue the
+    measured ones, on a logarithmic scale.    rows: of bench/s26_planner.json"""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6.8, 3.2), layout="constrained")
+    for y, row in enumerate(rows):
+        axes.plot([row["predicted"], row["median"]], [y, y], color=GREY, lw=1, zorder=1)
+    for name, field, colour in (("predicted", "predicted", GREY), ("measured", "median", BLUE)):
+        axes.scatter([row[field] for row in rows], range(len(rows)), s=45, color=colour, zorder=2,
+                     label=name)
+    ticks = (1, 2, 3, 4, 5)
+    axes.set_xscale("log")
+    axes.set_xticks(ticks, map(str, ticks))
+    axes.minorticks_off()
+    axes.set_yticks(range(len(rows)), [row["plan"] for row in rows], fontsize=9)
+    axes.set(xlabel="seconds of a step", ylim=(len(rows) - 0.5, -0.5))
+    axes.legend(frameon=False, loc="upper right")
+    axes.spines[["top", "right"]].set_visible(False)
     return closed(figure)
 
 

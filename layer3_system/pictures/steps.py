@@ -1,18 +1,15 @@
-"""Steps: which requests share one, how long it lasts, and what the model gets in it.
+"""Steps: which requests share one, how long a batch lasts, and what the model gets in a step.
 
-N: tokens of a prompt   S: slots of a page
+S: slots of a page
 """
 
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from lab.plots import BLUE, GREY, INK, RED, closed
 from layer3_system.s01_request import Request, SamplingParams
-from layer3_system.s05_chunked_prefill import chunks_of
 from layer3_system.s07_engine import build_step
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 PALE = "#d0d7de"
@@ -20,10 +17,10 @@ PALE = "#d0d7de"
 
 def padded_batch(prompts: list[int], outputs: list[int]) -> "Figure":
     """One static batch, a lane a request: left its first step, which computes the prompts as a
-    rectangle; right all of its steps, until the longest answer is done.
+    rectangle; right all of its steps, until the longest answer has finished.
 
     prompts, outputs: tokens of each prompt and of each answer. Red outlines: padding on the left,
-    an idle place on the right.
+    an idle seat on the right. Dark: the first token of an answer.
     """
     import matplotlib.pyplot as plt
     from matplotlib.patches import Rectangle
@@ -45,14 +42,13 @@ def padded_batch(prompts: list[int], outputs: list[int]) -> "Figure":
                               fontsize=8, color="white")
         lost = B * max(lens) - sum(lens)
         what = "tokens are padding" if label else "slot-steps are idle"
-        axes.set_title(f"{'the first step' if label else 'all steps'}: {lost} of "
-                       f"{B * max(lens)} {what}", loc="left", fontsize=9, color=INK)
+        axes.set_title(f"{lost} of {B * max(lens)} {what}", loc="left", fontsize=9, color=INK)
         axes.set(xlim=(0, max(lens)), ylim=(B, 0))
         axes.set_xticks([x + 0.5 for x in range(max(lens))], range(max(lens)), fontsize=8)
-        axes.set_xlabel("position in the prompt" if label else "step", fontsize=9)
+        axes.set_xlabel("first step: position in the prompt" if label else "step", fontsize=9)
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
-    left.set_yticks([y + 0.5 for y in range(B)], [f"place {y}" for y in range(B)], fontsize=8)
+    left.set_yticks([y + 0.5 for y in range(B)], [f"seat {y}" for y in range(B)], fontsize=8)
     return closed(figure)
 
 
@@ -109,52 +105,44 @@ def seat_lanes(lens: list[int], seats: int) -> "Figure":
     return closed(figure)
 
 
-def chunk_steps(N: int, decodes: int, chunks: list[int], plain: int = 2) -> "Figure":
-    """A prompt beside requests that decode, in chunks of several sizes, a panel for each: a lane a
-    request, and each step as wide as it has tokens.
+def lanes(steps: list[list[int]]) -> dict[int, tuple[int, int, int]]:
+    """{request: (seat, first step, number of steps)} from the requests of each step. A new request
+    takes the first empty seat; a request must not pause."""
+    spans: dict[int, tuple[int, int, int]] = {}
+    seats: dict[int, int] = {}
+    for step, running in enumerate(steps):
+        seats = {request: seat for request, seat in seats.items() if request in running}
+        for request in running:
+            if request not in seats:
+                seats[request] = min(set(range(len(seats) + 1)) - set(seats.values()))
+            first = spans[request][1] if request in spans else step
+            spans[request] = (seats[request], first, step + 1 - first)
+    return spans
 
-    N: tokens of the prompt    decodes: requests that decode    chunks: sizes
-    plain: steps before the prompt comes. Red: the longest time between two tokens of an answer.
+
+def seat_bars(title: str, B: int, runs: dict[str, list[list[int]]]) -> "Figure":
+    """Which request held which of the B seats in each step: one bar a request, red where a seat was
+    idle.
+
+    runs: {label: [[request] of each step]}
     """
     import matplotlib.pyplot as plt
 
-    runs = {chunk: [0] * plain + chunks_of(N, decodes, N + decodes, chunk) for chunk in chunks}
-    steps = max(map(len, runs.values())) + 1
-    width = N + decodes * steps
-    figure, every = plt.subplots(len(runs), 1, sharex=True, layout="constrained",
-                                 figsize=(7.5, len(runs) * (0.55 + 0.24 * (decodes + 1)) + 0.35))
-    for axes, (chunk, counts) in zip(every, runs.items(), strict=True):
-        draw_steps(axes, counts + [0] * (steps - len(counts)), decodes)
-        title = "the whole prompt in one step" if chunk >= N else f"in chunks of {chunk}"
-        axes.set_title(f"{title}: an answer waits for at most {decodes + max(counts)} tokens",
-                       loc="left", fontsize=9, color=INK)
-        axes.set(xlim=(0, width), ylim=(decodes + 1.1, -0.5))
-        axes.set_yticks([y + 0.5 for y in range(decodes + 1)],
-                        ["prompt", *(f"answer {i}" for i in range(decodes))], fontsize=8)
-        axes.tick_params(length=0, labelsize=8)
+    figure, every = plt.subplots(len(runs), 1, sharex=True, squeeze=False, layout="constrained",
+                                 figsize=(7.5, 0.6 + len(runs) * (0.5 + 0.2 * B)))
+    for axes, (label, steps) in zip(every[:, 0], runs.items(), strict=True):
+        axes.barh(range(B), len(steps), 1.0, color=RED, alpha=0.3)
+        for seat, first, count in lanes(steps).values():
+            axes.barh(seat, count, 0.86, left=first, color="#54aeff", ec="white", lw=0.8)
+        useful = sum(map(len, steps)) / (B * len(steps))
+        axes.set_title(f"{label}: {len(steps)} steps, {useful:.0%} of slot-steps give a token",
+                       loc="left", fontsize=10, color=INK)
+        axes.set(ylabel="seat", ylim=(B - 0.5, -0.5))
+        axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
-    every[-1].set_xlabel("tokens computed so far", fontsize=9)
+    every[-1, 0].set(xlabel="step")
+    figure.suptitle(title)
     return closed(figure)
-
-
-def draw_steps(axes: "Axes", counts: list[int], decodes: int) -> None:
-    """The steps of one panel. counts: tokens of the prompt in each step"""
-    from matplotlib.patches import Rectangle
-
-    ends = list(accumulate(n + decodes for n in counts))
-    longest = max(counts)
-    for n, end in zip(counts, ends, strict=True):
-        begin = end - n - decodes
-        if n:
-            axes.add_patch(Rectangle((begin + 0.12, 0.1), end - begin - 0.24, 0.8, fc=INK))
-            axes.text((begin + end) / 2, 0.48, f"{n}", ha="center", va="center", fontsize=8,
-                      color="white")
-        for y in range(1, decodes + 1):
-            axes.add_patch(Rectangle((begin + 0.12, y + 0.1), end - begin - 0.24, 0.8, fc=BLUE))
-    at = counts.index(longest)
-    axes.annotate("", (ends[at], -0.2), (ends[at] - longest - decodes, -0.2),
-                  arrowprops={"arrowstyle": "<->", "lw": 1.3, "color": RED, "shrinkA": 0,
-                              "shrinkB": 0})
 
 
 def step_arrays(requests: dict[str, tuple[list[int], int, int, list[int]]], S: int) -> "Figure":

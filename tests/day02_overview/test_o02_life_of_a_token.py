@@ -496,11 +496,18 @@ def test_predict_rows(subject, reference, rng, prompt, count):
     assert isinstance(got, (tuple, list)) and len(got) == 2, \
         f"predict_rows: got {got!r}, expected two numbers, without and with a cache"
     tokens = rng.integers(32, 127, prompt)
-    for which, run, answer in (("without", "generate_from_scratch", got[0]),
-                               ("with", "generate", got[1])):
-        want = sum(steps_of(reference, run, tokens, count)[1])
+    wants = [sum(steps_of(reference, run, tokens, count)[1])
+             for run in ("generate_from_scratch", "generate")]
+    assert list(got) == wants or list(got) != wants[::-1], mistake("swapped", (
+        f"predict_rows({prompt}, {count}): the first number is without a cache, the second with"))
+    for which, want, answer in zip(("without", "with"), wants, got, strict=True):
         last, more = (prompt + count - 1, prompt + count) if which == "without" else (1, 1)
         ways = {
+            "first_longer": ("the first step has only the prompt, no new token",
+                             want + count if which == "without" else None),
+            "all_full": ("every step is counted with all tokens, also those still to come",
+                         count * (prompt + count)),
+            "prompt_as_row": ("the prompt counts as one row; each token of it is one", count),
             "step_missing": ("one step is left out", want - last),
             "last_enters": ("the last token is counted too, but it never enters the model",
                             want + more),
@@ -662,13 +669,6 @@ def test_the_nano_llama_is_sure_of_its_sentences(sentence):
     assert (logits.argmax(-1) == tokens[start + 1:]).all()
     second, first = np.sort(logits, -1)[:, -2:].T
     assert (first - second).min() > 4
-
-
-def test_weights_are_small_and_named_as_hugging_face_has_them():
-    m, w = nano()
-    assert (NANO / "weights.npz").stat().st_size < 2**20
-    assert w["model.embed_tokens.weight"].shape == (m["vocab_size"], m["hidden_size"])
-    assert len(w) == 2 + 9 * m["num_hidden_layers"]
 
 
 def test_what_is_refused(subject):

@@ -329,10 +329,13 @@ def test_predict_launches(subject, truth):
         want - 2: ("no_additions", "The two additions are launches too, PyTorch's own."),
         want - 1: ("attend_once", "cache.attend makes two launches: the write into the pages, and "
                                   "attention."),
+        want - 3: ("boxes_of_picture", "That is the number of boxes in the picture: one of them is "
+                                       "three matrices, and `attend` makes two launches."),
         want - 6: ("one_matrix", "Seven matrices are seven launches."),
         want + 1: ("flatten_counted", "A view, such as flatten here, is no launch."),
         len(names): ("whole_step", "That is a whole step of two layers; count one layer.")}
-    name, sentence = wrong.get(got, ("", ""))
+    name, sentence = wrong.get(got, ("other", "Go through `llama_block` line by line: which calls "
+                                              "start work on the device, and how often?"))
     assert got == want, mistake(name, f"predict_launches: {got} launches is not right. {sentence}",
                                 sentence)
 

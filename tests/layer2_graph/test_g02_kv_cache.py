@@ -43,6 +43,10 @@ def test_predict_gain(subject, truth):
                      f"take longer than the bytes") if abs(got / (moved / fewer) - 1) < 0.15 else
         ("of_flops", "the ratio of the FLOPs; but with a cache the step waits for memory, not for "
                      "arithmetic") if 0.7 < got / (flops / less) < 1.4 else
+        ("the_ridge", "the ridge, the FLOPs a byte at which both roofs meet; how far above it is "
+                      "the step without a cache?") if abs(got / (peak / bandwidth) - 1) < 0.15 else
+        ("times_ridge", "N times the ridge; a step of N FLOPs a byte is above the ridge by a "
+                        "quotient") if abs(got / (N * peak / bandwidth) - 1) < 0.15 else
         ("too_low", "too low") if got < want else ("too_high", "too high"))
     assert abs(got / want - 1) < 0.15, mistake(name, f"predict_gain: {got:g} is {near}", near)
 
@@ -251,7 +255,9 @@ BATCHES = {
 @pytest.mark.parametrize("name", BATCHES)
 def test_attend_contiguous(subject, agree, rng, name):
     given = Given(subject, rng, BATCHES[name])
-    judge_attention(agree, given, subject, name, known=given.wrong_outs())
+    with raises("rows_of_sequences", RuntimeError, "The rows of q are tokens: a run has (end - "
+                "first) · T of them, one sequence after another; first and end count sequences."):
+        judge_attention(agree, given, subject, name, known=given.wrong_outs())
 
 
 def judge_attention(agree, given, subject, what, apart="", known=None):

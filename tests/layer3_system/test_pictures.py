@@ -22,6 +22,7 @@ from layer3_system import (
     step_timeline,
 )
 from layer3_system.engine.drafts import Drafter
+from layer3_system.pictures.steps import lanes
 from layer3_system.recorder import name_of
 from layer3_system.testing.scheduler_driver import counts_of_newest
 
@@ -169,10 +170,23 @@ def texts(figure):
 
 def test_a_padded_batch_counts_what_is_lost():
     left, right = pictures.padded_batch([3, 6, 2, 4], [4, 2, 7, 3]).axes
-    assert left.get_title("left") == "the first step: 9 of 24 tokens are padding"
-    assert right.get_title("left") == "all steps: 12 of 28 slot-steps are idle"
+    assert left.get_title("left") == "9 of 24 tokens are padding"
+    assert right.get_title("left") == "12 of 28 slot-steps are idle"
     for axes, lost in ((left, 9), (right, 12)):
         assert sum(p.get_linestyle() == "--" for p in axes.patches) == lost
+
+
+def test_a_request_takes_the_first_empty_seat():
+    steps = [["a", "b"], ["a"], ["a"], ["c", "d"], ["d"]]
+    assert lanes(steps) == {"a": (0, 0, 3), "b": (1, 0, 1), "c": (0, 3, 1), "d": (1, 3, 2)}
+    assert lanes([["a", "b"], ["b", "c"]]) == {"a": (0, 0, 1), "b": (1, 0, 2), "c": (0, 1, 1)}
+
+
+def test_seats_have_one_bar_a_request():
+    steps = [[0, 1], [0], [0], [2, 3], [3]]
+    first, second = pictures.seat_bars("a title", 2, {"one": steps, "two": steps[:1]}).axes
+    assert len(first.patches) == 2 + 4 and len(second.patches) == 2 + 2
+    assert first.get_title("left") == "one: 5 steps, 70% of slot-steps give a token"
 
 
 def test_chunks_make_the_longest_wait_shorter():
@@ -188,6 +202,14 @@ def test_equal_pages_have_equal_names_only_after_equal_text():
     x, y = names[:5], names[5:]
     assert x[:2] == y[:2] and x[4] == y[4] == "no name"
     assert len({*x[:4], *y[:4]}) == 6
+
+
+def test_a_cut_makes_three_links():
+    before, after = pictures.node_cut(["You are a warp. wide", "You are a warp. tall"], 4, 2).axes
+    links = [[to_rgb(t.arrow_patch.get_edgecolor()) for t in axes.texts if getattr(
+        t, "arrow_patch", None)] for axes in (before, after)]
+    assert [len(colours) for colours in links] == [3, 4]
+    assert links[0].count(to_rgb(plots.RED)) == 0 and links[1].count(to_rgb(plots.RED)) == 3
 
 
 def test_a_call_is_read_between_steps():

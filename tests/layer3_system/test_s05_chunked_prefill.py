@@ -1,69 +1,143 @@
-"""Graders of s05. Chunks are those that s04's Scheduler picks, what is read is counted in the steps
-of an engine, and the largest budget is searched for. Case 16 is one of layer 3's 34 cases."""
+"""Graders of s05. Chunks are those that s04's Scheduler picks, what is read is counted chunk by
+chunk, and the largest budget is searched for. What s05 gives beside its exercises: test_chunks.py.
+"""
 
-import json
 import math
 from dataclasses import asdict, astuple
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 
 import numpy as np
-import pytest
-import torch
 
 from day01_roofline import (
     ACCELERATORS,
     LLAMAS,
     Llama,
     Machine,
-    attended,
     count_bytes,
     count_flops,
     count_parameters,
     ridge,
 )
-from lab.judge.mocks import Watched
-from layer1_kernels import kernels
-from layer2_graph import load
-from layer2_graph.models import SMALL
-from layer3_system import (
-    BlockPool,
-    ByteTokenizer,
-    Engine,
-    MockLlama,
-    Request,
-    SamplingParams,
-    Scheduler,
-    StepLog,
-    check_engine,
-    chunks_of,
-    on_paper,
-    step_seconds,
-    tokens_reread,
-)
-from layer3_system.bench import chunk_sizes
+from lab.judge.mistakes import mistake
+from layer3_system import BlockPool, Request, SamplingParams, Scheduler, step_seconds
 
 LLAMA = LLAMAS["Llama-3.1-8B"]
 H100 = next(machine for machine in ACCELERATORS if machine.name == "NVIDIA H100 SXM")
+
+WHY = {
+    # predict_longest_gap
+    "seconds": "Is that in seconds? Give milliseconds.",
+    "without_prompt": "That is the gap without the prompt: the time to read the bytes of a decode "
+                      "step. This step has 8208 tokens and is far beyond the ridge.",
+    "token_by_token": "That is the time to compute the prompt token by token. Here one step "
+                      "computes it all and reads the weights once.",
+    "one_flop": "That is half of it: each weight does two FLOPs a token, a multiplication and an "
+                "addition.",
+    # chunks_of
+    "decodes_forgotten": "Each decoding request takes one token of the same budget, so the prompt "
+                         "cannot have all of it.",
+    "chunk_ignored": "A chunk has at most `chunk` tokens, even if the budget leaves more.",
+    "budget_ignored": "A step never has more than the budget leaves, whatever `chunk` is.",
+    "decodes_in_chunk": "`chunk` limits the prompt's tokens only. The decoding requests reduce the "
+                        "budget, not `chunk`.",
+    "last_full": "The last chunk has only the rest of the prompt.",
+    "rest_dropped": "The rest at the end is a chunk, too.",
+    "empty_chunk": "If the chunks divide the prompt evenly, there is no chunk of 0 tokens.",
+    "rest_joined": "A short rest needs a step of its own; it does not fit into the chunk before.",
+    "rest_first": "Chunks are as large as possible from the start; the smaller one comes last.",
+    "whole_pages": "Chunks need not be whole pages.",
+    "equal_sizes": "The Scheduler does not balance the chunks: the first ones are as large as "
+                   "possible.",
+    "other_sum": "The chunks together do not have as many tokens as the prompt.",
+    # tokens_reread
+    "whole_prompt": "That is the prompt, which is read in one step, too. What is read beyond that?",
+    "chunks": "That is the number of chunks, not of tokens.",
+    "later_chunks": "That is how many chunks have others before them, not the tokens of those.",
+    "last_context": "The context of the last chunk ends with the prompt: it is not a full chunk.",
+    "own_full": "The last chunk is shorter: subtract its own tokens, not those of a full chunk.",
+    "equal_chunks": "That many are read again in k chunks of N / k tokens. Here the last one is "
+                    "shorter.",
+    "mean": "That is the mean of a chunk. What do all of them read again?",
+    "each_token": "Keys are read once for each chunk, not once for each token.",
+    "all_reads": "That is everything that is read. A single step would read N of it anyway: "
+                 "subtract N.",
+    "prompt_each": "A chunk does not read the whole prompt: the tokens after it do not exist yet.",
+    "own_tokens": "A chunk reads its own tokens for the first time: do not count them.",
+    "last_alone": "Each chunk reads the keys of all earlier chunks, not only of the one before.",
+    "last_forgotten": "The last chunk reads its context as well, even if it is short.",
+    "must_divide": "This formula holds only if the chunk divides the prompt. Here the last chunk "
+                   "is shorter.",
+    "one_chunk_more": "If the chunk divides the prompt, no short chunk follows.",
+    "short_first": "The short chunk comes last, not first.",
+    "32_bits": "The number overflowed 32 bits.",
+    # largest_budget
+    "decodes_too_many": "The decodes alone need more time for arithmetic than for their bytes: "
+                        "None.",
+    "none_too_early": "Return None only if the decodes alone need more time for arithmetic.",
+    "no_prompt_token": "No prompt token fits beside these decodes.",
+    "one_more": "With one token more, arithmetic takes longer than memory.",
+    "exact_fit": "Arithmetic may take exactly as long as memory: test for spare >= 0.",
+    "decodes_as_prompt": "You counted a decode like a prompt token; its attention and its head are "
+                         "FLOPs, too.",
+    "all_decodes": "You counted all tokens as decodes; a prompt token costs token_flops(m).",
+    "one_decode": "You subtracted the FLOPs of one decode; there are more.",
+    "half_token": "A prompt token costs all of token_flops(m), not half of it.",
+    "no_decodes": "You counted neither the bytes nor the FLOPs of the decodes.",
+    "subtracted": "The decodes' tokens are part of the step: do not subtract them.",
+    "one_less": "With one token more, arithmetic takes no longer than memory.",
+    "two_bytes": "You assumed 2 bytes a number: use itemsize.",
+    "without_decodes": "Count the decodes' tokens as well: they are part of the step.",
+    "rounded_up": "You rounded up: with this token, arithmetic takes longer than memory.",
+    "ridge": "The ridge is in FLOPs a byte. How many tokens do those FLOPs make?",
+    "no_caches": "The step also reads the caches of the decoding sequences; that time counts, too.",
+    "free_decodes": "The decodes need FLOPs, too: subtract them.",
+    "one_cache": "Each decoding sequence reads its own cache; the weights are read once.",
+    "flops_of_decode": "A prompt token costs token_flops(m), not the FLOPs of a decode.",
+    # choose_chunk
+    "one_of_the_gaps": "np.quantile interpolates between two gaps; do not pick one of the gaps.",
+    "p90": "The limit is on the 95th percentile, not the 90th.",
+    "nothing_fits": "If no chunk stays within the limit, return None.",
+    "rate": "That is a rate. Return the chunk, the key of the sweep.",
+    "largest": "The largest allowed chunk is not always the fastest: compare the rates.",
+    "smallest": "The smallest chunk is safe, but a larger one stays within the limit and is "
+                "faster.",
+    "median": "The median does not notice a stall in every fifth step. The 95th percentile does.",
+    "longest": "Not every gap must stay within the limit, only the 95th percentile.",
+    "mean_gap": "The mean does not show rare stalls clearly. Use the 95th percentile.",
+    "below_limit": "A p95 exactly at the limit is allowed.",
+}
+
+
+def tell(name, seen):
+    """The message of a mistake, or of "", which names none: what was seen, and why it is wrong."""
+    why = WHY.get(name, "")
+    return mistake(name, f"{seen}\n{why}".rstrip(), why)
+
+
+def first_true(cases):
+    """The first name whose condition holds, of {name: condition}; "" if none does."""
+    return next((name for name, holds in cases.items() if holds), "")
+
+
+def whole(n):
+    """Whether this is a whole number, of Python or of numpy."""
+    return isinstance(n, (int, np.integer)) and not isinstance(n, bool)
 
 
 # ---- predict_longest_gap
 
 
 def test_predict_longest_gap(subject, truth):
-    decodes, whole = (16, 1, 2048), (1, 8192, 8192)
+    decodes = (16, 1, 2048)
     usual, want = truth(lambda: [1e3 * step_seconds(LLAMA, H100, parts)
-                                 for parts in ([decodes], [decodes, whole])])
+                                 for parts in ([decodes], [decodes, (1, 8192, 8192)])])
     got = subject.predict_longest_gap()
     assert isinstance(got, (int, float)), f"a prediction is a number, got {got!r}"
-    near = ("seconds. The answer is asked for in milliseconds" if got < 1 else
-            "what they wait without the prompt, the bytes of a decode step. But this step has "
-            "8208 tokens, and is far beyond the ridge" if 0.7 < got / usual < 1.3 else
-            "what it takes to compute the prompt token by token. Here it is one step, which reads "
-            "the weights once" if got > 100 * want else
-            "half of it: a weight does two FLOPs for each token, a multiplication and an addition"
-            if 0.43 < got / want < 0.57 else
-            "too low" if got < want else "too high")
-    assert abs(got / want - 1) < 0.15, f"predict_longest_gap: {got:g} is {near}"
+    name = first_true({"seconds": got < 1, "without_prompt": 0.7 < got / usual < 1.3,
+                       "token_by_token": got > 100 * want, "one_flop": 0.43 < got / want < 0.57})
+    too = "" if name else " It is too low." if got < want else " It is too high."
+    assert abs(got / want - 1) < 0.15, tell(name, f"predict_longest_gap: {got:g} ms is not right."
+                                                  f"{too}")
 
 
 # ---- chunks_of
@@ -72,7 +146,7 @@ def test_predict_longest_gap(subject, truth):
 def picked(N, decodes, budget, chunk):
     """The tokens of a prompt that the Scheduler picks, step by step, beside decoding requests."""
     scheduler = Scheduler(BlockPool(400), max_seqs=decodes + 1, budget=budget, chunk=chunk)
-    params, found = SamplingParams(), []
+    params = SamplingParams()
     others = [Request(f"decode {i}", [1], params) for i in range(decodes)]
     for other in others:
         scheduler.add(other)
@@ -80,13 +154,14 @@ def picked(N, decodes, budget, chunk):
         scheduler.schedule()
     prompt = Request("prompt", [1] * N, params)
     scheduler.add(prompt)
+    chunks = []
     while prompt.num_computed < N:
         for other in others:
             other.output.append(1)
         counts = scheduler.schedule()
         assert all(counts[other] == 1 for other in others)
-        found.append(counts[prompt])
-    return found
+        chunks.append(counts[prompt])
+    return chunks
 
 
 def cut(N, most):
@@ -106,49 +181,33 @@ def test_chunks_of(subject, truth):
 
 def chunks_are(subject, want, N, decodes, budget, chunk):
     got = subject.chunks_of(N, decodes, budget, chunk)
-    most = min(budget - decodes, chunk or budget)
-    mistakes = {
-        "The decodes get their token each out of the same budget: it is not all for the prompt.":
-            cut(N, min(budget, chunk or budget)),
-        "A chunk has at most `chunk` tokens, even where the budget leaves more.":
-            cut(N, budget - decodes),
-        "Whatever `chunk` says, a step has no more than the budget leaves.":
-            cut(N, chunk or budget - decodes),
-        "`chunk` counts the prompt's tokens alone. The decodes' come out of the budget, not of it.":
-            cut(N, max(1, min(budget, chunk or budget) - decodes)),
-        "The last chunk has only what is left of the prompt.": [most] * -(-N // most),
-        "What is left at the end is a chunk, too.": [most] * (N // most),
-        "Where the chunks divide the prompt, nothing is left, and there is no chunk of 0.":
-            [most] * (N // most) + [N % most],
-        "A short rest is a step of its own: it does not fit into the chunk before.":
-            [most] * (N // most - 1) + [most + N % most],
-        "The first chunk is as large as it can be, and what is less comes last.":
-            cut(N, most)[::-1],
-        "The prompt has all its tokens in the end, in chunks that need not fill a page.":
-            cut(N, max(16, most // 16 * 16)),
-        "The Scheduler does not make chunks of equal size: the first ones take all they can.":
-            [len(part) for part in np.array_split(range(N), -(-N // most))] if N < 10**4 else None}
     assert isinstance(got, (list, tuple)) and all(whole(n) for n in got), \
         f"chunks_of: expected a list of whole numbers, got {got!r}"
-    if list(got) == want:
+    got = list(got)
+    if got == want:
         return
-    step = next((i for i, (a, b) in enumerate(zip(got, want, strict=False)) if a != b),
-                min(len(got), len(want)))
-    said = got[step] if step < len(got) else "no such step"
-    right = want[step] if step < len(want) else "no such step, since all is computed"
-    why = next((why for why, answer in mistakes.items() if list(got) == answer), "")
-    if not why and sum(got) == N and len(got) == len(want) and max(got) - min(got) <= 1:
-        why = "The Scheduler does not make chunks of equal size: the first ones take all they can."
-    if not why and sum(got) != N:
-        why = f"The chunks have {sum(got)} tokens together, the prompt {N}."
-    raise AssertionError(
+    most = min(budget - decodes, chunk or budget)
+    full, rest = divmod(N, most)
+    mistakes = {
+        "decodes_forgotten": cut(N, min(budget, chunk or budget)),
+        "chunk_ignored": cut(N, budget - decodes),
+        "budget_ignored": cut(N, chunk or budget - decodes),
+        "decodes_in_chunk": cut(N, max(1, min(budget, chunk or budget) - decodes)),
+        "last_full": [most] * -(-N // most),
+        "rest_dropped": [most] * full,
+        "empty_chunk": [most] * full + [rest],
+        "rest_joined": [most] * (full - 1) + [most + rest],
+        "rest_first": cut(N, most)[::-1],
+        "whole_pages": cut(N, max(16, most // 16 * 16))}
+    name = first_true({name: got == answer for name, answer in mistakes.items()} | {
+        "equal_sizes": sum(got) == N and len(got) == len(want) and max(got) - min(got) <= 1,
+        "other_sum": sum(got) != N})
+    step, (pick, right) = next(row for row in enumerate(zip_longest(got, want))
+                               if row[1][0] != row[1][1])
+    raise AssertionError(tell(name, (
         f"chunks_of({N}, {decodes} decodes, budget {budget}, chunk {chunk}): step {step}: got "
-        f"{said}, the Scheduler picks {right}\n{why}")
-
-
-def whole(n):
-    """Whether this is a whole number, of Python or of numpy."""
-    return isinstance(n, (int, np.integer)) and not isinstance(n, bool)
+        f"{'no such step' if pick is None else pick}, the Scheduler computes "
+        f"{'no such step: the prompt is complete' if right is None else right}")))
 
 
 def test_chunks_of__unseen(subject, rng):
@@ -173,39 +232,34 @@ def test_tokens_reread(subject):
 
 
 def reread_is(subject, N, chunk):
-    counts = cut(N, chunk)
-    k, contexts = len(counts), list(accumulate(counts))
-    want, got = sum(contexts) - N, subject.tokens_reread(N, chunk)
+    got = subject.tokens_reread(N, chunk)
     assert whole(got), f"tokens_reread: tokens are a whole number, got {got!r}"
-    mistakes = {
-        N: "That is the prompt, which is read in one step, too. What is read beyond that?",
-        k: "That is the number of chunks, not of tokens.",
-        k - 1: "That is how many chunks have others before them, not the tokens of those.",
-        chunk * k * (k + 1) // 2 - N:
-            "The context of the last chunk ends with the prompt: it is not a full chunk.",
-        sum(contexts) - k * chunk: "The last chunk is shorter: take off its own tokens, not "
-                                   "those of a full chunk.",
-        (k - 1) * N // 2:
-            "That many are read again in k chunks of N / k tokens. Here the last one is shorter.",
-        sum(contexts[:-1]) // k: "That is the mean of a chunk. What do all of them read again?",
-        sum(n * c for n, c in zip(counts, contexts, strict=True)):
-            "Keys are read once a chunk, not once for each of its tokens.",
-        sum(contexts): "This counts all that is read. One step would read N of them anyway.",
-        k * N - N: "A chunk does not read the whole prompt: what comes after it is not there yet.",
-        chunk * k * (k + 1) // 2: "A chunk's own tokens are read for the first time.",
-        sum(cut(N, chunk)[:-1]): "Every chunk reads those of all earlier ones, not the last alone.",
-        sum(contexts[:-2]): "The last chunk reads its context, too, be it a full chunk or not.",
-        N * (N - chunk) // (2 * chunk):
-            "This formula holds where the chunk divides the prompt. Here the last one is shorter.",
-        chunk * (N // chunk + 1) * (N // chunk) // 2:
-            "Where the chunk divides the prompt, no chunk follows the last full one.",
-        want * chunk: "Keys are read once a chunk, not once for each of its tokens.",
-        sum(range(counts[-1], N, chunk)) if counts[-1] < chunk else None:
-            "The short chunk is the last one, not the first.",
-        (want + 2**31) % 2**32 - 2**31: "So many do not fit into 32 bits."}
-    assert got == want, (
-        f"tokens_reread: {N} tokens in chunks of {chunk}: got {got:,}, expected {want:,}.\n"
-        f"{mistakes.get(got, '')}")
+    counts = cut(N, chunk)
+    contexts = list(accumulate(counts))
+    k = len(counts)
+    full = N // chunk
+    want = sum(contexts) - N
+    mistakes = {                # of two with one number the later is named
+        N: "whole_prompt",
+        k: "chunks",
+        k - 1: "later_chunks",
+        chunk * k * (k + 1) // 2 - N: "last_context",
+        sum(contexts) - k * chunk: "own_full",
+        (k - 1) * N // 2: "equal_chunks",
+        sum(contexts[:-1]) // k: "mean",
+        sum(n * c for n, c in zip(counts, contexts, strict=True)): "each_token",
+        sum(contexts): "all_reads",
+        k * N - N: "prompt_each",
+        chunk * k * (k + 1) // 2: "own_tokens",
+        sum(counts[:-1]): "last_alone",
+        sum(contexts[:-2]): "last_forgotten",
+        N * (N - chunk) // (2 * chunk): "must_divide",
+        chunk * (full + 1) * full // 2: "one_chunk_more",
+        want * chunk: "each_token",
+        sum(range(counts[-1], N, chunk)) if counts[-1] < chunk else None: "short_first",
+        (want + 2**31) % 2**32 - 2**31: "32_bits"}
+    assert got == want, tell(mistakes.get(got, ""), (
+        f"tokens_reread: {N} tokens in chunks of {chunk}: got {got:,}, expected {want:,}."))
 
 
 def test_tokens_reread__unseen(subject, rng):
@@ -265,13 +319,11 @@ def budget_is(subject, want, step, where, m, machine, decodes, N, itemsize):
     what = f"largest_budget: {where}, {decodes} decodes with contexts of {N}, {itemsize} " \
            f"bytes a number: got {got!r}, expected {want!r}."
     if want is None:
-        assert got is None, f"{what}\nThe decodes alone have more arithmetic than their bytes hide."
+        assert got is None, tell("decodes_too_many", what)
         return
-    assert got is not None, f"{what}\nThe arithmetic of the decodes takes no longer than " \
-        f"their bytes: None is for those where it does."
+    assert got is not None, tell("none_too_early", what)
     assert whole(got), f"{what}\nTokens are a whole number."
-    if got != want:
-        raise AssertionError(f"{what}\n{explained(step, decodes, itemsize, want, got)}")
+    assert got == want, tell(likely(step, decodes, itemsize, want, got), what)
 
 
 def drawn_llama(rng, most):
@@ -332,49 +384,43 @@ def counted(m, machine, N, itemsize):
             sum(a + c for _, a, c in moved), ridge(machine))
 
 
-def explained(step, decodes, itemsize, want, got):
-    """What may have gone wrong where the largest budget is not the one that was found. step: of
-    `counted`, None where only the bound is in question"""
+def likely(step, decodes, itemsize, want, got):
+    """The mistake that gives this budget, "" if none is known. step: of `counted`; None if only the
+    bound is in question"""
     if step is None:
-        return ("Not one token of a prompt fits beside these decodes." if want == decodes < got else
-                "One token more takes longer than the bytes." if want < got else
-                "A step whose arithmetic takes exactly as long as its bytes takes no longer.")
+        return first_true({"no_prompt_token": want == decodes < got, "one_more": want < got,
+                           "exact_fit": True})
     each, flops, weights, own, ridge = step
     hidden = (weights + decodes * own) * ridge
-    sixteen = hidden * 2 / itemsize
-    near = {
-        int(hidden // each):
-            "A decode counts as a token of the prompt: its attention and its head are FLOPs, too.",
-        int(hidden // flops): "All tokens count as decodes: one of the prompt is token_flops(m).",
-        decodes + int((hidden - flops) // each):
-            "The FLOPs of one decode are counted, and there are more.",
-        decodes + int((hidden - decodes * flops) // (each / 2)):
-            "A token of the prompt takes token_flops(m), all of it.",
-        decodes + int((weights * ridge) // each):
-            "Of the decodes neither the bytes nor the FLOPs are counted.",
-        int((hidden - decodes * flops) // each) - decodes:
-            "The decodes' tokens are tokens of the step, too, and are not taken off.",
-        want - 1: "One token more takes no longer than the bytes.",
-        decodes + int((sixteen - decodes * flops) // each):
-            f"16-bit numbers are counted, and here each has {itemsize} bytes.",
-        want - decodes: "The decodes' tokens are tokens of the step, too.",
-        want + 1: "It was rounded up: with this token, arithmetic takes longer.",
-        int(ridge): "The ridge is FLOPs a byte. How many tokens are they?",
-        decodes + int((weights * ridge - decodes * flops) // each):
-            "A step reads the caches of the decodes as well, and has time meanwhile.",
-        decodes + int(hidden // each):
-            "The decodes do arithmetic themselves, which takes a part of that time.",
-        decodes + int(((weights + own) * ridge - decodes * flops) // each):
-            "Each decode reads a cache of its own; the weights are read once.",
-        decodes + int((hidden - decodes * flops) // flops):
-            "A token of the prompt counts token_flops(m), not what a decode does."}
+    spare = hidden - decodes * flops
+
+    def tokens(flops_left, flops_each=each):
+        return decodes + int(flops_left // flops_each)
+
+    near = {                    # of two with one number the later is named
+        int(hidden // each): "decodes_as_prompt",
+        int(hidden // flops): "all_decodes",
+        tokens(hidden - flops): "one_decode",
+        tokens(spare, each / 2): "half_token",
+        tokens(weights * ridge): "no_decodes",
+        int(spare // each) - decodes: "subtracted",
+        want - 1: "one_less",
+        tokens(hidden * 2 / itemsize - decodes * flops): "two_bytes",
+        want - decodes: "without_decodes",
+        want + 1: "rounded_up",
+        int(ridge): "ridge",
+        tokens(weights * ridge - decodes * flops): "no_caches",
+        tokens(hidden): "free_decodes",
+        tokens((weights + own) * ridge - decodes * flops): "one_cache",
+        tokens(spare, flops): "flops_of_decode"}
     return near.get(got, "")
 
 
 # ---- choose_chunk
 
 
-RARE, OFTEN = [0.003] * 97 + [0.9] * 3, [0.003] * 80 + [0.030] * 20
+RARE = [0.003] * 97 + [0.9] * 3
+OFTEN = [0.003] * 80 + [0.030] * 20
 SWEEP = {                               # the fastest is not the largest, medians know of no stall
     8: (300.0, [0.003] * 50), 16: (500.0, [0.0031] * 100), 64: (1400.0, RARE),
     100: (1500.0, [0.0101] * 40), 128: (1450.0, [0.012] * 30), 256: (1900.0, OFTEN),
@@ -387,40 +433,35 @@ def test_choose_chunk(subject):
         choice_is(subject, want, SWEEP, limit)
 
 
+P95 = {"p95": lambda gaps: np.quantile(gaps, 0.95), "median": np.median, "longest": max,
+       "lower": lambda gaps: np.quantile(gaps, 0.95, method="lower"),
+       "higher": lambda gaps: np.quantile(gaps, 0.95, method="higher"),
+       "p90": lambda gaps: np.quantile(gaps, 0.9), "mean_gap": np.mean}
+
+
 def choice_is(subject, want, sweep, limit, shown=""):
     got = subject.choose_chunk(sweep, limit)
-    if got == want:
-        return
-    within = {name: [c for c, (_, gaps) in sweep.items() if of(gaps) <= limit] for name, of in {
-        "p95": lambda gaps: np.quantile(gaps, 0.95),
-        "lower": lambda gaps: np.quantile(gaps, 0.95, method="lower"),
-        "higher": lambda gaps: np.quantile(gaps, 0.95, method="higher"),
-        "p90": lambda gaps: np.quantile(gaps, 0.9), "median": np.median, "longest": max,
-        "mean": np.mean}.items()}
-    fastest = {name: max(some, key=lambda c: sweep[c][0], default=None)
-               for name, some in within.items()}
-    rates = [rate for rate, _ in sweep.values()]
-    why = ("np.quantile's 95th percentile may lie between two gaps; this one is a gap."
-           if got in (fastest["lower"], fastest["higher"]) else
-           "It is the 95th percentile that is to stay within, not the 90th."
-           if got == fastest["p90"] else
-           "Where no chunk stays within the limit there is none to choose: None." if want is None
-           else "This is a rate. The chunk is asked for, the key of the sweep." if got in rates else
-           "The largest within the limit is not always the fastest; look at the throughput."
-           if got == max(within["p95"], default=None) else
-           "The smallest is safe, but a larger one stays within the limit, and does more."
-           if got == min(sweep, default=None) else
-           "The median does not see a stall in every fifth step. The 95th percentile does."
-           if got == fastest["median"] else
-           "One gap in a hundred may be longer: the 95th percentile is to stay within, not all."
-           if got == fastest["longest"] else
-           "The mean hides what is rare, or is spoilt by it. Take the 95th percentile."
-           if got == fastest["mean"] else
-           "There is one whose gaps are exactly at the limit, which is within it."
-           if np.quantile(sweep[want][1], 0.95) == limit else "")
-    raise AssertionError(f"choose_chunk, at most {limit * 1e3:.9g} ms{shown}: got {got!r}, "
-                         f"expected {want!r}.\n{why}")
+    assert got == want, tell(other_choice(got, want, sweep, limit), (
+        f"choose_chunk, at most {limit * 1e3:.9g} ms{shown}: got {got!r}, expected {want!r}."))
 
+
+def other_choice(got, want, sweep, limit):
+    """The mistake that makes this choice, "" if none is known."""
+    within = {name: [c for c, (_, gaps) in sweep.items() if of(gaps) <= limit]
+              for name, of in P95.items()}
+    fastest = {name: max(chunks, key=lambda c: sweep[c][0], default=None)
+               for name, chunks in within.items()}
+    return first_true({
+        "one_of_the_gaps": got in (fastest["lower"], fastest["higher"]),
+        "p90": got == fastest["p90"],
+        "nothing_fits": want is None,
+        "rate": got in [rate for rate, _ in sweep.values()],
+        "largest": got == max(within["p95"], default=None),
+        "smallest": got == min(sweep, default=None),
+        "median": got == fastest["median"],
+        "longest": got == fastest["longest"],
+        "mean_gap": got == fastest["mean_gap"],
+        "below_limit": want is not None and P95["p95"](sweep[want][1]) == limit})
 
 def test_choose_chunk__unseen(subject, rng):
     """Few gaps of few sizes, chunks in any order; limits at, just below and just above one of the
@@ -436,155 +477,3 @@ def test_choose_chunk__unseen(subject, rng):
         within = [chunk for chunk, p95 in zip(sweep, at, strict=False) if p95 <= limit]
         want = max(within, key=lambda chunk: sweep[chunk][0], default=None)
         choice_is(subject, want, sweep, limit, f", {{chunk: (rate, gaps)}} {sweep}")
-
-
-# ---- case 16: chunks change when, never what
-
-
-PROMPTS = [list(range(65, 65 + n)) for n in (1, 15, 16, 17, 50, 33)]
-
-
-def finish(engine, requests):
-    while engine.busy:
-        engine.step()
-        check_engine(engine)
-    return [request.output for request in requests]
-
-
-def with_scheduler(model, tokenizer, chunk, budget=256, sample=None):
-    pool = BlockPool(160)
-    return Engine(model, tokenizer, pool, Scheduler(pool, 8, budget, chunk), sample)
-
-
-@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 15, 16, 17, 49, 50, 51])
-@pytest.mark.parametrize("budget", [8, 24, 256])
-def test_any_chunk_gives_the_same_tokens(chunk, budget):
-    """Case 16, and of case 23 the chunked part: greedy and seeded requests, on the mock."""
-    def served(chunk, budget):
-        engine = with_scheduler(MockLlama(room=128), ByteTokenizer(), chunk, budget)
-        requests = [engine.submit(prompt, SamplingParams(
-            max_tokens=9, ignore_eos=True, temperature=i % 2, seed=i))[0]
-            for i, prompt in enumerate(PROMPTS)]
-        return finish(engine, requests)
-
-    assert served(chunk, budget) == served(None, 256)
-
-
-@pytest.fixture(scope="module")
-def small():
-    model = load(SMALL, dtype=torch.float32)
-    return model, chunk_sizes.texts(chunk_sizes.small_model()[1], 90, 3)
-
-
-@pytest.mark.parametrize("chunk", [5, 16, 33, 64])
-def test_any_chunk_gives_the_same_tokens__of_the_small_llama(small, chunk):
-    """Case 16, on a real model: two prompts come while a third is in its answer."""
-    model, texts = small
-
-    def served(chunk):
-        engine = with_scheduler(model, ByteTokenizer(), chunk)
-        params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
-        requests = engine.submit(texts[0][:20], params)
-        while not requests[0].output:
-            engine.step()
-        for prompt in texts[1:]:
-            requests += engine.submit(prompt, params)
-        return finish(engine, requests)
-
-    assert served(chunk) == served(None)
-
-
-@pytest.mark.parametrize("N, chunk", [(50, 16), (48, 16), (33, 8), (17, 1), (20, 64)])
-def test_a_partial_chunk_samples_nothing(N, chunk):
-    """Case 16: no token, and no row for the sampler, before all of the prompt is computed."""
-    sample = Watched(kernels("torch").sample)
-    engine = with_scheduler(MockLlama(room=128), ByteTokenizer(), chunk, sample=sample)
-    (other,) = engine.submit([1, 2, 3], SamplingParams(max_tokens=80, ignore_eos=True))
-    while not other.output:
-        engine.step()
-    (prompt,) = engine.submit(list(range(N)), SamplingParams(max_tokens=2, ignore_eos=True))
-    counts = chunks_of(N, 1, 256, chunk)
-    for number in range(len(counts)):
-        written = len(other.output)
-        outputs = engine.step()
-        assert engine.counts[prompt] == counts[number]
-        assert len(other.output) == written + 1, "each decode gets its token in every step"
-        last = number == len(counts) - 1
-        assert len(prompt.output) == last
-        assert [o.request for o in outputs] == [other, prompt] if last else [other]
-        assert len(sample.calls[-1][0]) == 1 + last, "rows that were sampled"
-        check_engine(engine)
-
-
-def test_two_chunks_coexist():
-    """Case 16: two prompts share a step, each with a part of it, and a third waits its turn."""
-    engine = with_scheduler(MockLlama(room=128), ByteTokenizer(), chunk=8, budget=20)
-    a, b, c = (engine.submit([n] * n, SamplingParams(max_tokens=1))[0] for n in (20, 30, 9))
-    seen = []
-    while engine.busy:
-        engine.step()
-        check_engine(engine)
-        seen.append([engine.counts.get(request, 0) for request in (a, b, c)])
-    assert seen == [[8, 8, 4], [8, 8, 4], [4, 8, 1], [0, 6, 0]]
-    assert all(len(request.output) == 1 for request in (a, b, c))
-
-
-# ---- what chunks cost, counted
-
-
-@pytest.mark.parametrize("N, chunk", [(100, 30), (96, 16), (65, 64), (50, 1), (90, 90)])
-def test_what_an_engine_reads_is_what_the_formulas_say(N, chunk):
-    model = StepLog(MockLlama(room=128))
-    engine = with_scheduler(model, ByteTokenizer(), chunk)
-    engine.submit([7] * N, SamplingParams(max_tokens=1))
-    finish(engine, [])
-    new = [noted.new for noted in model.steps]
-    assert new == [[n] for n in chunks_of(N, 0, 256, chunk)]
-    assert sum(sum(noted.contexts) for noted in model.steps) == N + tokens_reread(N, chunk)
-    pairs = sum(attended(T, context) for noted in model.steps
-                for T, context in zip(noted.new, noted.contexts, strict=True))
-    assert pairs == attended(N, N), "chunks add no FLOPs of attention"
-
-
-def test_a_step_on_paper_is_day_1s_where_it_has_one_part():
-    for T, N in ((1, 2048), (8192, 8192)):
-        flops = sum(count_flops(LLAMA, 3, T, N).values())
-        moved = sum(map(sum, count_bytes(LLAMA, 3, T, N, 2).values()))
-        want = max(flops / H100.peak, moved / H100.bandwidth)
-        assert step_seconds(LLAMA, H100, [(3, T, N)]) == pytest.approx(want)
-
-
-def test_parts_of_a_step_share_the_weights_alone():
-    flat = Machine("memory alone", 1e30, 1e9, 0)
-    apart = sum(step_seconds(LLAMA, flat, [part]) for part in ((4, 1, 100), (1, 32, 64)))
-    weights = sum(w for w, _, _ in count_bytes(LLAMA, 1, 1, 1, 2).values())
-    together = step_seconds(LLAMA, flat, [(4, 1, 100), (1, 32, 64)])
-    assert together == pytest.approx(apart - weights / 1e9)
-    assert on_paper(LLAMA, flat, [32, 32], 4, 100)[1] == pytest.approx(together)
-
-
-# ---- the record
-
-
-def test_the_record_counts_what_its_schedule_does():
-    record = json.loads(chunk_sizes.RECORD.read_text("utf-8"))
-    assert record["long"] == chunk_sizes.LONG and record["rounds"] >= 5
-    for part, decoders in (("beside", record["decoders"]), ("alone", 0)):
-        assert [int(chunk) for chunk in record[part]] == list(chunk_sizes.CHUNKS)
-        for chunk, row in record[part].items():
-            N, prompts, answer = (record[name] for name in ("long", "prompts", "answer"))
-            steps = prompts * (len(cut(N, int(chunk))) + answer - 1)
-            assert row["steps"] == steps
-            assert row["tokens"] == prompts * (N + answer - 1) + decoders * steps
-            assert row["written"] == prompts * answer + decoders * steps
-            assert row["reread"] == prompts * tokens_reread(N, int(chunk))
-            assert len(row["gaps"]) == (steps if decoders else 0)
-            assert row["seconds"] > 0 and row["first"] > 0
-
-
-def test_a_sweep_gives_every_chunk_the_same_tokens():
-    """Case 16 again, in the runs that are measured."""
-    found = chunk_sizes.sweep(rounds=1, chunks=(64, 448))
-    assert found[64][0].output == found[448][0].output
-    rows = {chunk: chunk_sizes.summary(runs) for chunk, runs in found.items()}
-    assert all(point.p95 <= point.longest for point in chunk_sizes.points(rows).values())

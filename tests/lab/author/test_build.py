@@ -33,6 +33,20 @@ def test_new_code_runs():
         assert build.with_outputs(lesson, fresh) is None
 
 
+def test_redraw_executes_what_has_not_changed(monkeypatch):
+    lesson = course.find("r01")
+    executed = []
+
+    def execute(notebook, one):
+        executed.append(one)
+        return one.solution.read_text("utf-8")
+
+    monkeypatch.setattr(build, "execute", execute)
+    monkeypatch.setattr(build, "put", lambda path, text: path.read_text("utf-8") != text)
+    assert build.build([lesson]) == [] == executed
+    assert build.build([lesson], redraw=True) == [] and executed == [lesson]
+
+
 @pytest.mark.parametrize("lesson", ANSWERED, ids=lambda lesson: lesson.id)
 def test_every_check_in_a_solution_has_passed(lesson):
     build.refuse_failed(lesson, json.loads(lesson.solution.read_text("utf-8"))["cells"])

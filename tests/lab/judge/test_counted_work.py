@@ -83,7 +83,7 @@ def graded(lesson, exercise, find, replacement):
 def test_what_is_read_again_through_an_atomic_is_told():
     again = "z[i] = fmaxf(x[i], __int_as_float(atomicOr((int*)x + i, 0))) + y[i]"
     verdict = graded(K01, "add_grid_stride_cuda", "z[i] = x[i] + y[i]", again)
-    assert verdict.verdict == "fail" and "bytes, 65,536 are enough" in verdict.message, verdict
+    assert verdict.verdict == "fail" and "bytes; 65,536 are enough" in verdict.message, verdict
 
 
 @pytest.mark.parametrize("find, replacement, says", [

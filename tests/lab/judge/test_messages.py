@@ -41,6 +41,26 @@ def test_a_mistake_that_gives_the_right_answer_explains_nothing():
         assert ("when one cancels" in str(wrong.value)) == told
 
 
+def test_what_given_code_raises_is_told_at_the_line_of_the_exercise_that_called_it():
+    said = message("generate", "    tokens = forward(model, 3, Cache(model, 9), ops)\n"
+                               "    return tokens\n").splitlines()
+    assert said[0].startswith("generate: TypeError: object of type 'int' has no len()")
+    first, second = said[-2:]
+    assert first.split(": ", 1)[1] == "tokens = forward(model, 3, Cache(model, 9), ops)"
+    assert second.startswith("    which calls mine, line ")
+    assert second.endswith(": positions = cache.next(len(tokens))")
+    assert "which calls" not in message("generate", "    return prompt[len(prompt)]\n")
+
+
+@pytest.mark.parametrize("line, says", [
+    ("ctypes.string_at(0)", "the process crashed: Segmentation fault"),
+    ("os.write(2, b'MemoryError: full'); os._exit(1)", "the process crashed: MemoryError: full"),
+    ("os._exit(0)", "the process ended without an answer")])
+def test_a_process_that_ends_is_told_at_its_line(line, says):
+    first, last = message("page_hash", f"    import ctypes, os\n    {line}\n").splitlines()
+    assert first.startswith(f"page_hash: {says}") and last.endswith(f": {line}")
+
+
 def test_none_makes_one_think_of_return():
     assert "Is a `return` missing?" in message("column_wavefronts", "    print(pitch)\n")
     assert "Is a `return`" not in message("column_wavefronts",

@@ -46,6 +46,7 @@ LEFT = {"rope_and_cache: pair": {"k"}}      # way -> what it also changes, as no
 # Kernels that no way launches here, and why.
 UNTIMED = {"shares_cuda": "shows what each thread of the sum adds",
            "order_triton": "shows the order of the tiles",
+           "wmma_once_cuda": "multiplies two fragments once",
            "holders_cuda": "shows which thread holds what of a fragment",
            "wmma_half_sums_cuda": "shows what becomes of sums in fp16",
            "read_rows_cuda": "shows what banks say of rows",
