@@ -1,12 +1,12 @@
-"""k14 · Paged attention: the keys and values of a sequence lie in pages, found by its block table
+"""k14 · Paged attention: keys and values lie in pages; a sequence's block table says in which
 
-B: sequences   T: tokens of this step, of all sequences, one sequence after the other
-P: pages   S: slots of a page   slot: page · S + place in it
-N: context of a sequence, its new tokens included
-H: query heads   G: kv heads   R = H // G: query heads that read the same kv head   D: head width
-Decoding reads 2·N·G·D numbers a sequence and does 4·N·H·D FLOPs: R FLOPs per byte in fp16. Memory
-decides. Pages are those of Kwon and others, "Efficient memory management for large language model
-serving with PagedAttention", 2023; parts merge as in Milakov and Gimelshein's recurrence, k07.
+B: sequences   T: new tokens of this step, all sequences, one after the other
+P: pages   S: slots of a page   slot: page · S + place in the page
+N: length of a sequence, its new tokens included
+H: query heads   G: kv heads   R = H // G: query heads of a kv head   D: head width
+In decoding, a sequence reads 2·N·G·D numbers and does 4·N·H·D FLOPs: R FLOPs per byte in fp16, so
+memory decides. Pages: Kwon and others, "Efficient memory management for large language model
+serving with PagedAttention", 2023. Parts are merged by Milakov and Gimelshein's recurrence, k07.
 """
 
 from pathlib import Path
@@ -31,7 +31,7 @@ __all__ = ["paged_attention", "paged_attention_cuda", "paged_attention_torch", "
 KERNELS = simulator.RawModule(Path(__file__).with_suffix(".cu"))
 THREADS = 128           # a block of the .cu
 ROWS = 64               # query heads of a kv head, at most
-SHORTEST = 256          # keys of a split: fewer cost more to merge than they gain
+SHORTEST = 256          # keys for each split, about: a merge should cost less than a split gains
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 
 
@@ -53,9 +53,9 @@ def paged_attention_oracle(q, k_pages, v_pages, block_tables, cu_q, lens, scale)
 
 
 def predict_reads_ratio():
-    """Bytes of keys and values that decoding reads with one program for each query head, over those
-    with one for each kv head. 32 query heads, 8 kv heads."""
-    # exercise: how many programs need the same keys?
+    """Bytes of keys and values that decoding reads with one program for each query head, divided by
+    those with one for each kv head. 32 query heads, 8 kv heads."""
+    # exercise: how many programs read the same keys?
     return 32 / 8
 
 
@@ -65,14 +65,16 @@ def predict_reads_ratio():
 @triton.jit
 def write_kv_triton(k, v, k_pages, v_pages, slots, k_t, k_g, v_t, v_g, k_p, k_s, k_h, v_p, v_s, v_h,
                     S, G, D: tl.constexpr, BLOCK: tl.constexpr):
-    """One program for each token: its keys and values go to its slot, or nowhere if that is -1.
+    """One program for each token copies its keys and values to its slot, or does nothing if the
+    slot is -1.
 
     k, v: (T, G, D)   k_pages, v_pages: (P, S, G, D)   slots: (T,), page · S + place, or -1
-    Strides: _t of tokens, _g of their heads; _p of pages, _s of slots, _h of the heads in them
+    Strides: k_t, k_g of tokens and heads in k; k_p, k_s, k_h of pages, slots and heads in k_pages;
+    v_ likewise
     """
     t, i = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     g, d, inside = i // D, i % D, i < G * D
-    # exercise: load the slot; if it is not -1, find page and place, copy keys and values there
+    # exercise: load the slot; if it is not -1, compute page and place; copy keys and values there
     slot = tl.load(slots + t).to(tl.int64)
     if slot >= 0:
         page, place = slot // S, slot % S
@@ -88,13 +90,14 @@ def write_kv_triton(k, v, k_pages, v_pages, slots, k_t, k_g, v_t, v_g, k_p, k_s,
 @triton.jit
 def load_pages_triton(pages, table, n, bound, stride_page, stride_slot, S: tl.constexpr,
                       BN: tl.constexpr, D: tl.constexpr, BD: tl.constexpr):
-    """Keys, or values, n to n + BN - 1 of a sequence and one head: (BN, BD).
+    """Keys, or values, n to n + BN - 1 of one sequence and one head: (BN, BD).
 
-    pages: at that head   table: at that sequence's first entry. Zeros from key `bound` and from
-    column D on; no entry of the table is read for a key from `bound` on.
+    pages: points to that head's first number in page 0   table: to the sequence's first entry
+    Zeros in rows of keys from `bound` on and in columns from D on. For keys from `bound` on, the
+    table is not read either.
     """
     key, d = n + tl.arange(0, BN), tl.arange(0, BD)
-    # exercise: the page of each key from the table, its place in the page, then the rows
+    # exercise: look up the page of each key, compute its place in the page, load the rows
     page = tl.load(table + key // S, key < bound, 0).to(tl.int64)
     rows = pages + page * stride_page + key % S * stride_slot
     return tl.load(rows[:, None] + d[None, :], (key < bound)[:, None] & (d < D)[None, :], 0)
@@ -102,8 +105,8 @@ def load_pages_triton(pages, table, n, bound, stride_page, stride_slot, S: tl.co
 
 @triton.jit
 def find_sequence(cu_q, B, tile, BQ: tl.constexpr):
-    """The sequence of a tile of BQ queries. Sequence b has the tiles from cu_q[b] // BQ + b on:
-    room for all its queries, whatever the lengths of the others."""
+    """The sequence that a tile of BQ queries belongs to. The tiles of sequence b are numbered from
+    cu_q[b] // BQ + b to where those of b + 1 start: always enough for its queries."""
     low, high = 0, B
     while low + 1 < high:
         middle = (low + high) // 2
@@ -116,9 +119,9 @@ def find_sequence(cu_q, B, tile, BQ: tl.constexpr):
 
 @triton.jit
 def store_part(out, lse, row, m, s, mixed, inside, D: tl.constexpr):
-    """Store a tile's results, where inside: row (BM,) of out (·, D), and lse in base 2."""
+    """Store mixed / s in the rows `row` (BM,) of out (·, D), and lse in base 2, where inside."""
     d = tl.arange(0, mixed.shape[1])
-    mixed /= tl.where(s > 0, s, 1)[:, None]         # a split without keys leaves zeros, lse is -inf
+    mixed /= tl.where(s > 0, s, 1)[:, None]         # a row that sees no key: zeros, and lse -inf
     tl.store(out + row[:, None] * D + d[None, :], mixed, inside[:, None] & (d < D)[None, :])
     tl.store(lse + row, m + tl.log2(s), inside)
 
@@ -126,7 +129,7 @@ def store_part(out, lse, row, m, s, mixed, inside, D: tl.constexpr):
 @triton.jit
 def gather_triton(pages, block_tables, lens, out, stride_page, stride_slot, stride_head, t_b, N, G,
                   S: tl.constexpr, D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr):
-    """One program BN keys of one kv head and sequence: out of the pages into out (B, N, G, D)."""
+    """One program copies BN keys of one kv head and sequence from the pages to out (B, N, G, D)."""
     n, g, b = tl.program_id(0) * BN, tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     length = tl.load(lens + b)
     tile = load_pages_triton(pages + g * stride_head, block_tables + b * t_b, n, length,
@@ -144,35 +147,36 @@ def paged_triton(q, k_pages, v_pages, out, lse, block_tables, cu_q, lens, scale,
     """One program for each tile of queries, kv head and split of the keys.
 
     q: (T, H, D)   k_pages, v_pages: (P, S, G, D)   block_tables: (B, pages)   lens: (B,), tokens
-    cu_q: (B + 1,), where the queries of each sequence begin   R: query heads of a kv head
-    out (splits, T, H, D)   lse (splits, T, H): of each split, in base 2; -inf where it has no key
+    cu_q: (B + 1,), where the new tokens of each sequence start   R: query heads of a kv head
+    out (splits, T, H, D)   lse (splits, T, H): of each split, in base 2; -inf where it sees no key
     """
-    BQ: tl.constexpr = BM // R                      # queries of a tile, R heads each
+    BQ: tl.constexpr = BM // R                      # tokens of a tile, with R query heads each
     b = find_sequence(cu_q, B, tl.program_id(0), BQ)
     begin = tl.load(cu_q + b)
     count, N = tl.load(cu_q + b + 1) - begin, tl.load(lens + b)
     first = (tl.program_id(0) - begin // BQ - b) * BQ
     if first >= count:
-        return                                      # this sequence has no such tile
+        return                                      # the tile does not exist
     g, split, d = tl.program_id(1).to(tl.int64), tl.program_id(2), tl.arange(0, BD)
     k_pages += g * k_g
     v_pages += g * v_g
     table = block_tables + b.to(tl.int64) * t_b
-    t, h = first + tl.arange(0, BM) // R, g * R + tl.arange(0, BM) % R      # heads packed in rows
+    # row r of the tile: token r // R, and head r % R of the group
+    t, h = first + tl.arange(0, BM) // R, g * R + tl.arange(0, BM) % R
     token = (begin + t).to(tl.int64)
     inside = (tl.arange(0, BM) < BQ * R) & (t < count)
-    mask = inside[:, None] & (d < D)[None, :]
-    queries = tl.load(q + (token * q_t + h * q_h)[:, None] + d[None, :], mask, 0)
+    query_mask = inside[:, None] & (d < D)[None, :]
+    queries = tl.load(q + (token * q_t + h * q_h)[:, None] + d[None, :], query_mask, 0)
     m, s = tl.full([BM], LOWEST, tl.float32), tl.zeros([BM], tl.float32)
     mixed = tl.zeros([BM, BD], tl.float32)
-    reach = tl.minimum(N - count + first + BQ, N)   # keys that the tile's last query sees
-    # exercise: the loop of k13 over this split's share of the keys up to reach; then store_part
+    reach = tl.minimum(N - count + first + BQ, N)   # keys that the tile's last token sees
+    # exercise: the loop of k13 over this split's share of the keys, up to reach; then store_part
     share = tl.cdiv(tl.cdiv(reach, BN), splits) * BN
     for n in range(split * share, tl.minimum((split + 1) * share, reach), BN):
         keys = load_pages_triton(k_pages, table, n, reach, k_p, k_s, S, BN, D, BD)
         values = load_pages_triton(v_pages, table, n, reach, v_p, v_s, S, BN, D, BD)
-        visible = n + tl.arange(0, BN)[None, :] <= (N - count + t)[:, None]
-        m, s, mixed = attend_triton(queries, keys, values, visible, m, s, mixed, scale)
+        mask = n + tl.arange(0, BN)[None, :] <= (N - count + t)[:, None]
+        m, s, mixed = attend_triton(queries, keys, values, mask, m, s, mixed, scale)
     store_part(out, lse, (split.to(tl.int64) * T + token) * H + h, m, s, mixed, inside, D)
 
 
@@ -180,9 +184,9 @@ def paged_triton(q, k_pages, v_pages, out, lse, block_tables, cu_q, lens, scale,
 def merge_triton(parts, lse, out, rows, splits, D: tl.constexpr, BS: tl.constexpr,
                  BD: tl.constexpr):
     """One program for each row of out (rows, D), from parts (splits, rows, D) and lse (splits,
-    rows), in base 2. BS and BD are powers of two, splits and D or more."""
+    rows) in base 2. BS and BD are powers of two: BS >= splits, BD >= D."""
     row, i, d = tl.program_id(0).to(tl.int64), tl.arange(0, BS), tl.arange(0, BD)
-    # exercise: a part weighs exp2(lse - the largest lse), and the weights add up to 1
+    # exercise: the weight of a part is exp2(lse - largest lse); divide by the sum of the weights
     sums = tl.load(lse + i.to(tl.int64) * rows + row, i < splits, -float("inf"))
     weights = tl.exp2(sums - tl.max(sums))
     inside = (i < splits)[:, None] & (d < D)[None, :]
@@ -209,8 +213,8 @@ def write_kv(k, v, k_pages, v_pages, slots):
 
     k, v (T, G, D)   k_pages, v_pages (P, S, G, D)   slots (T,) int64 or int32: page · S + place,
     each at most once. float32, float16 or bfloat16 on the CPU or on CUDA, any strides whose last
-    is 1; T may be 0. ValueError or TypeError otherwise. Slots beyond the pages are noticed
-    only on the CPU: on a GPU the check would have to wait.
+    is 1; T may be 0. ValueError or TypeError otherwise. Slots beyond the pages raise an error on
+    the CPU only: on a GPU the check would have to wait for the device.
     """
     check_write("write_kv", k, v, k_pages, v_pages, slots)
     if k.numel():
@@ -223,24 +227,25 @@ def write_kv_torch(k, v, k_pages, v_pages, slots):
     S = k_pages.shape[1]
     known = slots >= 0
     where = slots[known].long()
-    k_pages[where // S, where % S], v_pages[where // S, where % S] = k[known], v[known]
+    k_pages[where // S, where % S] = k[known]
+    v_pages[where // S, where % S] = v[known]
 
 
 def count_splits(programs, keys, processors):
-    """How many parts the keys are cut into: two programs for each processor if there are that many
-    keys, and 1 where the programs are enough as they are.
+    """The number of parts that the keys are split into: enough for two programs on each processor,
+    but at most one for every SHORTEST keys, rounded up, and 1 if there are enough programs already.
 
-    programs: of an uncut launch   keys: of the longest sequence that the block tables have room for
+    programs: of a launch without splits   keys: room of one row of the block tables, in tokens
     """
     return max(1, min(2 * processors // programs, -(-keys // SHORTEST)))
 
 
 def sizes_for(T, B, R, D, itemsize):
-    """What a launch of paged_triton is compiled for: tiles, warps and stages.
+    """Tile sizes, warps and stages of a launch of paged_triton.
 
-    Rows for the heads of as many tokens as a sequence has on average. The page of a key must be
-    known before the key can be asked for, and that takes two of the stages. fp32 goes without
-    tensor cores, and larger tiles would spill registers.
+    A tile has rows for the heads of an average sequence's new tokens. A key can be loaded only once
+    its page is known, and that lookup takes two of the stages. fp32 goes without tensor cores, and
+    larger tiles would spill registers.
     """
     largest = 128 if itemsize == 2 else 32
     rows = min(largest, max(16, triton.next_power_of_2(R * triton.cdiv(T, B))))
@@ -250,11 +255,11 @@ def sizes_for(T, B, R, D, itemsize):
 
 
 def launch(paged, merge, q, k_pages, v_pages, block_tables, cu_q, lens, scale, splits, sizes):
-    """out of paged_attention by the kernels paged and merge, the keys cut into `splits` parts;
-    sizes as sizes_for() has them.
+    """out of paged_attention by the kernels paged and merge, the keys in `splits` parts; sizes as
+    sizes_for() has them.
 
-    Nothing is asked of the device: a tile of queries finds its sequence itself, and a surplus tile
-    ends at once.
+    Never waits for the device: each tile finds its sequence itself, and a tile that does not exist
+    returns at once.
     """
     T, H, D = q.shape
     _, S, G, _ = k_pages.shape
@@ -278,17 +283,17 @@ def paged_attention(q, k_pages, v_pages, block_tables, cu_q, lens, scale):
     """Causal attention of new tokens to all tokens of their sequences, whose keys lie in pages.
 
     q (T, H, D): the new tokens of all sequences, one sequence after the other
-    k_pages, v_pages (P, S, G, D): pages, in which the new tokens' own keys are already
+    k_pages, v_pages (P, S, G, D): pages, which already hold the new tokens' own keys
     block_tables (B, pages) int32: row b lists the pages of sequence b in order; entries after its
         last page are not read
-    cu_q (B + 1,) int32: sequence b has the tokens cu_q[b] to cu_q[b + 1] - 1, zero or more; rows of
-        q from cu_q[B] on belong to no sequence, and out is undefined there
+    cu_q (B + 1,) int32: sequence b has the new tokens cu_q[b] to cu_q[b + 1] - 1, zero or more;
+        rows of q from cu_q[B] on belong to no sequence, and are not written in out
     lens (B,) int32: tokens of each sequence, the new ones included
     scale: positive, as a rule 1 / sqrt(D)
     Returns (T, H, D). float32 (IEEE), float16 or bfloat16 on the CPU or on CUDA; D a multiple of 16
     up to 128; H a multiple of G, at most 64 times. Any strides whose last is 1; T or B may be 0.
-    ValueError or TypeError otherwise. The contents of block_tables, cu_q and lens are checked only
-    on the CPU: on a GPU the check would have to wait.
+    ValueError or TypeError otherwise. The contents of block_tables, cu_q and lens are checked on
+    the CPU only: on a GPU the check would have to wait for the device.
     """
     check("paged_attention", q, k_pages, v_pages, block_tables, cu_q, lens, scale)
     check_heads("paged_attention", q, k_pages)
@@ -340,6 +345,8 @@ def paged_attention_torch(q, k_pages, v_pages, block_tables, cu_q, lens, scale):
     out = torch.zeros_like(q)
     for b, (N, begin, end) in enumerate(zip(*(x.tolist() for x in (lens, cu_q[:-1], cu_q[1:])),
                                             strict=True)):
+        if begin == end:
+            continue
         pages = block_tables[b, :-(-N // S)].long()     # the last one may be part empty
         keys, values = (x[pages].flatten(0, 1)[None, :N] for x in (k_pages, v_pages))
         out[begin:end] = flash_attention_torch(q[None, begin:end], keys, values, True, scale)[0][0]
@@ -347,7 +354,7 @@ def paged_attention_torch(q, k_pages, v_pages, block_tables, cu_q, lens, scale):
 
 
 def check_pages(name, D, k_pages, v_pages, **others):
-    """What both public kernels assume of pages and dtypes."""
+    """What all public functions assume of pages and dtypes."""
     if k_pages.ndim != 4 or k_pages.shape != v_pages.shape or k_pages.shape[3] != D:
         raise ValueError(f"{name}: k_pages {tuple(k_pages.shape)}, v_pages {tuple(v_pages.shape)}; "
                          f"expected both (pages, slots, kv heads, {D})")
@@ -357,7 +364,7 @@ def check_pages(name, D, k_pages, v_pages, **others):
         raise TypeError(f"{name}: " + ", ".join(f"{n} is {x.dtype}" for n, x in tensors.items())
                         + "; expected float32, float16 or bfloat16 for all")
     for n, x in tensors.items():
-        if x.stride(-1) != 1:
+        if x.numel() and x.stride(-1) != 1:
             raise ValueError(f"{name}: {n} has strides {x.stride()}, expected the last to be 1")
 
 

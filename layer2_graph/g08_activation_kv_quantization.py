@@ -1,15 +1,15 @@
-"""g08 · Low-precision activations and cache: codes for what flows as well
+"""g08 · Low-precision activations and cache: codes for activations, keys and values
 
 T: tokens   K: numbers in of a matrix, its channels   N: numbers out   C, F: model and mlp width
 L: layers   G: kv heads   D: head width   P: pages   S: slots of a page
 levels, codes, scales: as in g07. A row is one token, or one of a matrix's N.
 
-Codes times codes are sums of small integers, which tensor cores add at twice the rate of 16 bits.
-Scales of rows can be taken out of such a sum, scales of channels cannot. A cache of codes is a
-cache of fewer bytes.
+A product of codes is a sum of small integers, which tensor cores compute at twice the rate of 16
+bits. A row's scale can be taken out of the sum, a channel's cannot. A cache of codes takes fewer
+bytes.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -38,16 +38,16 @@ __all__ = ["QuantizedCache", "by_channel", "by_token", "channel_maxima", "dynami
 
 
 def int_levels(bits: int) -> tuple[float, ...]:
-    """0 to 2^(bits - 1) - 1, as in a signed integer with as many below 0. 2 bits are ternary."""
+    """Levels 0 to 2^(bits - 1) - 1; with the signs, a symmetric integer. 2 bits are ternary."""
     return tuple(map(float, range(2 ** (bits - 1))))
 
 
 def predict_kv_bytes():
-    """Bytes of cache that a token of the small model takes, if keys and values are int8.
+    """Bytes of cache for one token of the small model, with keys and values in int8.
 
-    4 layers, 2 kv heads of width 32. A scale, fp16, for each token's key and value of each head.
+    4 layers, 2 kv heads of width 32. One fp16 scale for each key and each value of each head.
     """
-    # exercise: what does one head's key take, and how many such rows has a token?
+    # exercise: how many bytes does one head's key take, and how many such rows does a token have?
     return 4 * 2 * 2 * (32 + 2)
 
 
@@ -56,22 +56,24 @@ def predict_kv_bytes():
 
 def quantize_tokens(x: Tensor,
                     levels: Sequence[float]) -> tuple[Tensor, Tensor]:  # (T, K) -> (T, K), (T, 1)
-    """Codes, int8, and a scale for each token: its largest |x| becomes the last level.
+    """Codes, int8, and one scale for each token, which maps its largest |x| to the last level.
 
-    Scales stay in x's dtype: they live for one matmul. ValueError where x is not finite.
+    Scales keep x's dtype; they are used for one matmul and not stored. ValueError where x is not
+    finite.
     """
     if not x.isfinite().all():
         raise ValueError("quantize_tokens: x has values that are not finite, expected none")
-    # exercise: the scale of each row, then its codes
+    # exercise: the scale of each row, then the codes
     scales = x.abs().amax(-1, keepdim=True) / levels[-1]            # (T, 1)
     return quantize(x, levels, scales), scales
 
 
 def scaled_matmul(x: Tensor, x_scales: Tensor, w: Tensor, w_scales: Tensor,
                   levels: Sequence[float]) -> Tensor:   # (T, K), (T, 1), (N, K), (N, 1) -> (T, N)
-    """Codes times codes; the scales of both rows are taken out of the sum.
+    """Codes times codes, times the scales of both rows.
 
-    fp32 adds integers below 2^24 exactly: int8 codes up to K = 1040, as a kernel's int32 would.
+    fp32 adds integers below 2^24 exactly, so for int8 and K up to 1040 the result is that of a
+    kernel that adds in int32.
     """
     x, w = (dequantize(codes, levels, torch.ones_like(scales))
             for codes, scales in ((x, x_scales), (w, w_scales)))
@@ -80,12 +82,12 @@ def scaled_matmul(x: Tensor, x_scales: Tensor, w: Tensor, w_scales: Tensor,
 
 def split_matmul(x: Tensor, w: Tensor, columns: Tensor,
                  levels: Sequence[float]) -> Tensor:    # (T, K), (N, K) -> (T, N)
-    """x wᵀ: some columns as they are, all others as codes times codes.
+    """x wᵀ with some columns unrounded and all others as codes times codes.
 
-    columns: (any number,) int64, those of x with outliers. Scales come from the others alone.
-    Source: "LLM.int8()", Dettmers, Lewis, Belkada and Zettlemoyer, 2022.
+    columns: int64 indices of the outlier columns, any number of them. The scales are computed
+    without these columns. Source: "LLM.int8()", Dettmers, Lewis, Belkada and Zettlemoyer, 2022.
     """
-    # exercise: two products over two sets of columns, and their sum
+    # exercise: 1. the outlier columns, unrounded   2. the rest, with those columns set to zero
     outliers = torch.zeros(x.shape[1], dtype=torch.bool, device=x.device)
     outliers[columns] = True
     rest_x, rest_w = (quantize_tokens(m.masked_fill(outliers, 0), levels) for m in (x, w))
@@ -94,13 +96,14 @@ def split_matmul(x: Tensor, w: Tensor, columns: Tensor,
 
 def smooth(norm: Tensor, matrices: list[Tensor], largest: Tensor,
            alpha: float = 0.5) -> tuple[Tensor, list]:  # (…, C), [(N, C)], (C,) -> (…, C), [(N, C)]
-    """The same function with smoother inputs: (norm / s, [w · s]).
+    """(norm / s, [w · s]): the same function, with smoother inputs.
 
-    norm: weights that make the inputs' channels    matrices: all that read these inputs
-    largest: |x| of each channel. s = largest^alpha / (largest |w| of the column, over all
-    matrices)^(1 - alpha); 1 where either is 0. Source: "SmoothQuant", Xiao and others, 2023, eq. 4.
+    norm: factors that produce the channels, the last axis    matrices: all that read the channels
+    largest: the largest |x| of each channel. s = largest^alpha / columns^(1 - alpha), where columns
+    is the largest |w| of each column over all matrices; s = 1 where largest or columns is 0.
+    Source: "SmoothQuant", Xiao and others, 2023, equation 4.
     """
-    # exercise: the columns' largest |w|, s, and both sides
+    # exercise: the largest |w| of each column, then s, then norm and matrices
     columns = torch.cat(matrices).abs().amax(0)                     # (C,)
     s = largest ** alpha / columns ** (1 - alpha)
     s = torch.where((largest > 0) & (columns > 0), s, 1)            # (C,)
@@ -111,7 +114,7 @@ def smooth(norm: Tensor, matrices: list[Tensor], largest: Tensor,
 
 
 def with_matmul(model: Llama, matmul: Callable) -> Llama:
-    """The Llama whose matrices compute matmul(name, x, w); the head stays."""
+    """A Llama that calls matmul(name, x, w) for every matrix; the head is unchanged."""
     names = {id(w): name for name, w in model.weights.items() if is_matrix(name)}
 
     def chosen(x, w):                               # (T, K), (N, K) -> (T, N)
@@ -121,7 +124,7 @@ def with_matmul(model: Llama, matmul: Callable) -> Llama:
 
 
 def channel_maxima(model: Llama, documents: Sequence[Sequence[int]]) -> dict[str, Tensor]:
-    """{name of a matrix: (K,)}: the largest |x| of each input channel in the documents, [[int]]."""
+    """{name of a matrix: (K,)}: the largest |x| of each input channel over the documents."""
     maxima: dict[str, Tensor] = {}
 
     def matmul(name, x, w):
@@ -134,7 +137,7 @@ def channel_maxima(model: Llama, documents: Sequence[Sequence[int]]) -> dict[str
 
 
 def dynamic(model: Llama, levels: Sequence[float]) -> Llama:
-    """The Llama whose activations are rounded, each token by its own scale."""
+    """A Llama that rounds its activations with one scale per token."""
     def matmul(name, x, w):
         codes, scales = quantize_tokens(x, levels)
         return model.ops.matmul(dequantize(codes, levels, scales), w)
@@ -143,9 +146,9 @@ def dynamic(model: Llama, levels: Sequence[float]) -> Llama:
 
 
 def static(model: Llama, levels: Sequence[float], maxima: Mapping[str, Tensor]) -> Llama:
-    """The Llama whose activations are rounded by one scale for each matrix, set beforehand.
+    """A Llama that rounds its activations with one fixed scale per matrix.
 
-    maxima: channel_maxima of a sample. Numbers larger than any in the sample are clipped.
+    maxima: channel_maxima of a sample. Larger values are clipped.
     """
     def matmul(name, x, w):
         scale = maxima[name].max().reshape(1, 1) / levels[-1]       # (1, 1)
@@ -155,7 +158,7 @@ def static(model: Llama, levels: Sequence[float], maxima: Mapping[str, Tensor]) 
 
 
 def split(model: Llama, levels: Sequence[float], columns: Mapping[str, Tensor]) -> Llama:
-    """The Llama whose matrices compute split_matmul: weights are codes as well.
+    """A Llama that uses split_matmul for every matrix; weights are codes as well.
 
     columns: {name of a matrix: (any number,) int64}
     """
@@ -163,13 +166,14 @@ def split(model: Llama, levels: Sequence[float], columns: Mapping[str, Tensor]) 
 
 
 def outlier_columns(maxima: Mapping[str, Tensor], times: float) -> dict[str, Tensor]:
-    """{name: (any number,) int64}: channels whose largest |x| is over `times` the median one."""
+    """{name: (any number,) int64}: channels whose largest |x| is more than `times` the median over
+    the channels."""
     return {name: (largest > times * largest.median()).nonzero().flatten()
             for name, largest in maxima.items()}
 
 
-def readers(model):
-    """(name of a norm's weight, [names of the matrices that read what it makes]) of all layers."""
+def readers(model: Llama) -> Iterator[tuple[str, list[str]]]:
+    """For each norm of all layers: (name of its weight, [names of the matrices that read it])."""
     for i in range(model.config.L):
         layer = f"model.layers.{i}."
         yield layer + "input_layernorm.weight", [f"{layer}self_attn.{n}_proj.weight" for n in "qkv"]
@@ -178,9 +182,10 @@ def readers(model):
 
 
 def smoothed(model: Llama, maxima: Mapping[str, Tensor], alpha: float = 0.5) -> Llama:
-    """The Llama with all norms smoothed, and each `down`, whose inputs the rows of `up` scale.
+    """A Llama with smoothed inputs of q, k, v, gate, up and down.
 
-    maxima: channel_maxima of a sample. `o` stays. ValueError if `up` has a bias.
+    For `down`, the rows of `up` take 1 / s. `o` is unchanged. ValueError if `up` has a bias.
+    maxima: channel_maxima of a sample
     """
     w = dict(model.weights)
     for norm, names in readers(model):
@@ -189,7 +194,8 @@ def smoothed(model: Llama, maxima: Mapping[str, Tensor], alpha: float = 0.5) -> 
     for i in range(model.config.L):
         up, down = (f"model.layers.{i}.mlp.{name}_proj" for name in ("up", "down"))
         if f"{up}.bias" in w:
-            raise ValueError(f"smoothed: {up} has a bias, expected none")
+            raise ValueError(f"smoothed: {up} has a bias, which would have to be divided as well; "
+                             f"expected none")
         rows, (w[f"{down}.weight"],) = smooth(
             w[f"{up}.weight"].T, [w[f"{down}.weight"]], maxima[f"{down}.weight"], alpha)
         w[f"{up}.weight"] = rows.T.contiguous()
@@ -197,11 +203,8 @@ def smoothed(model: Llama, maxima: Mapping[str, Tensor], alpha: float = 0.5) -> 
 
 
 def with_outliers(model: Llama, channels: Sequence[int], times: float) -> Llama:
-    """The same function, made hard: in all norms `channels` are multiplied by `times`, and in the
-    matrices that read them these columns are divided by it. No training made this one.
-
-    channels: [int]
-    """
+    """The same function with outliers: in every norm, `channels` are multiplied by `times`, and the
+    columns of the matrices that read them are divided by it."""
     w = dict(model.weights)
     factors = torch.ones(model.config.C)
     factors[channels] = times
@@ -215,7 +218,7 @@ def with_outliers(model: Llama, channels: Sequence[int], times: float) -> Llama:
 
 
 def with_kv(model: Llama, keys: Callable, values: Callable) -> Llama:
-    """The Llama that stores keys(k) and values(v) in its cache. k, v: (T, G, D)"""
+    """A Llama that stores keys(k) and values(v) in its cache instead of k and v, (T, G, D)."""
     def write_kv(k, v, *pages):
         return model.ops.write_kv(keys(k), values(v), *pages)
 
@@ -223,12 +226,13 @@ def with_kv(model: Llama, keys: Callable, values: Callable) -> Llama:
 
 
 def by_token(levels: Sequence[float]) -> Callable:
-    """A function that rounds (T, G, D), with a scale for each token and head."""
+    """A function that rounds (T, G, D) with one scale per token and head."""
     return lambda x: round_trip(x, levels, absmax_scales(x, levels, x.shape[-1]))
 
 
 def by_channel(levels: Sequence[float], group: int = 32) -> Callable:
-    """A function that rounds (T, G, D), with a scale for each channel over `group` tokens."""
+    """A function that rounds (T, G, D) with one scale per channel over `group` consecutive
+    tokens."""
     def change(x):
         some = (part.permute(1, 2, 0).contiguous() for part in x.split(group))      # (G, D, group)
         return torch.cat([by_token(levels)(part).permute(2, 0, 1) for part in some])
@@ -236,8 +240,8 @@ def by_channel(levels: Sequence[float], group: int = 32) -> Callable:
     return change
 
 
-def pack_rows(codes, levels):                       # (…, D) -> (…, bytes)
-    """As g07's pack, each row by itself."""
+def pack_rows(codes: Tensor, levels: Sequence[float]) -> Tensor:    # (…, D) -> (…, bytes)
+    """g07's pack for each row separately, uint8; a row takes whole bytes."""
     n, _ = in_a_byte(levels)
     whole = pad(codes, (0, -codes.shape[-1] % n))                   # whole bytes a row
     return pack(whole, levels).view(*whole.shape[:-1], whole.shape[-1] // n)
@@ -245,12 +249,12 @@ def pack_rows(codes, levels):                       # (…, D) -> (…, bytes)
 
 def write_quantized(x: Tensor, codes: Tensor, scales: Tensor, slots: Tensor,
                     levels: Sequence[float]) -> None:   # (T, G, D), (P, S, G, bytes), (P, S, G)
-    """Codes and scales of new keys, or values, into their slots, in place.
+    """Write the codes and scales of new keys or values into their slots, in place.
 
-    slots: (T,) int64, page · S + place; a slot of -1 is skipped. The largest |x| of a token's head
-    becomes the last level; its scale, fp16, is absmax_scales(x, levels, D).
+    slots: (T,) int64, page · S + place; a token with slot -1 is not written. Each token and head
+    has one scale, absmax_scales(x, levels, D), rounded to fp16.
     """
-    # exercise: which tokens to store and where, their scales, their packed codes
+    # exercise: select the tokens that have a slot; then their scales; then their packed codes
     known = slots >= 0
     S = codes.shape[1]
     x, where = x[known], slots[known]
@@ -261,14 +265,14 @@ def write_quantized(x: Tensor, codes: Tensor, scales: Tensor, slots: Tensor,
 
 def read_quantized(codes: Tensor, scales: Tensor, levels: Sequence[float],
                    D: int) -> Tensor:   # (P, S, G, bytes), (P, S, G) -> (P, S, G, D)
-    """The pages as numbers, fp32."""
+    """The pages as fp32 numbers."""
     n, _ = in_a_byte(levels)
     whole = unpack(codes.flatten(), levels, (*codes.shape[:-1], codes.shape[-1] * n))
     return dequantize(whole[..., :D], levels, scales[..., None].float())
 
 
 class QuantizedCache(PagedCache):
-    """A PagedCache of codes and scales. attend turns whole pages into numbers, then attends."""
+    """A PagedCache that stores codes and scales. attend dequantises whole pages, then attends."""
 
     def __init__(self, config: Config, sequences: int, room: int, k_levels: Sequence[float],
                  v_levels: Sequence[float], device: torch.device | str = "cpu"):
@@ -291,7 +295,7 @@ class QuantizedCache(PagedCache):
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch, ops: Kernels,
                scale: float) -> Tensor:             # (T, H, D), 2 × (T, G, D) -> (T, H, D)
-        """Store the codes of new keys and values of a layer, and mix what the codes stand for."""
+        """Store the codes of a layer's new keys and values, then attend to dequantised pages."""
         pages = []
         for x, codes, scales, levels in ((k, self.k, self.k_scales, self.levels[0]),
                                          (v, self.v, self.v_scales, self.levels[1])):

@@ -69,8 +69,8 @@ def ladder(N, H, G, D, splits):
             "heads apart": lambda: heads_apart(*args, 1, sizes),
             "heads packed": lambda: launch(paged_triton, merge_triton, *args, 1, sizes),
             "packed, split": lambda: launch(paged_triton, merge_triton, *args, splits, sizes)}
-    changes = ("copied together, then k13", "straight from the pages", "a group shares its keys",
-               "shorter; loses bytes")
+    changes = ("pages copied together, then k13", "read straight from the pages",
+               "a group shares its keys", "shorter programs, some more bytes")
     steps = []
     least = 2 * N * G * D * 2                               # bytes of keys and values
     for (name, run), changed in zip(runs.items(), changes, strict=True):

@@ -4,7 +4,7 @@ threads  Threads and what each takes: grids, programs, loads, rounds of a reduct
 banks    Shared memory: in which bank each number of a small tile lies.
 tiles    Matrices cut into tiles: which are read, which are written, in what order.
 rows     Rows: what a kernel reads, keeps and writes of one, and what sizes cost.
-pages    Pages of a cache: which belong to which sequence.
+pages    Pages of a cache: whose they are, how a token is looked up, which program takes which keys.
 angles   Rotary positions: pairs of numbers that turn with the position.
 chip     What crosses between memory and the chip, and what stays on the chip.
 registers    Who holds which numbers in registers, and which bits of a byte are whose.
@@ -25,7 +25,7 @@ from layer1_kernels.pictures.fragments import mma_step, warp_quarters
 from layer1_kernels.pictures.gates import gated_tiles, halves, silu_curve
 from layer1_kernels.pictures.groups import gemv_step, scale_steps
 from layer1_kernels.pictures.losses import row_before_and_after, row_in_blocks, token_loss
-from layer1_kernels.pictures.pages import page_map
+from layer1_kernels.pictures.pages import attention_programs, page_lookup, page_map
 from layer1_kernels.pictures.pipelines import bank_groups, overlap
 from layer1_kernels.pictures.precision import errors, scale_groups
 from layer1_kernels.pictures.registers import (
@@ -67,12 +67,12 @@ from layer1_kernels.pictures.tiles import (
     warp_tiles,
 )
 
-__all__ = ["attention_tile", "bank_groups", "butterfly", "crossings", "errors", "falling",
-           "fragment", "gated_tiles", "gemv_step", "grid", "halves", "head_tile", "lanes",
-           "launches", "loads", "masked", "masked_row", "mma_step", "one_round", "operands",
-           "overlap", "owners", "packed_row", "page_map", "passes", "register_cliff", "rescaled",
-           "residual_stream", "rounds", "row_before_and_after", "row_by_threads", "row_in_blocks",
-           "row_program", "running", "scale_groups", "scale_steps", "shuffle", "silu_curve",
-           "small_banks", "strides", "thread_tiles", "tile_lists", "tile_map", "tile_numbers",
-           "tile_orders", "tile_walks", "token_loss", "tree", "turned", "turns", "warp_quarters",
-           "warp_tiles"]
+__all__ = ["attention_programs", "attention_tile", "bank_groups", "butterfly", "crossings",
+           "errors", "falling", "fragment", "gated_tiles", "gemv_step", "grid", "halves",
+           "head_tile", "lanes", "launches", "loads", "masked", "masked_row", "mma_step",
+           "one_round", "operands", "overlap", "owners", "packed_row", "page_lookup", "page_map",
+           "passes", "register_cliff", "rescaled", "residual_stream", "rounds",
+           "row_before_and_after", "row_by_threads", "row_in_blocks", "row_program", "running",
+           "scale_groups", "scale_steps", "shuffle", "silu_curve", "small_banks", "strides",
+           "thread_tiles", "tile_lists", "tile_map", "tile_numbers", "tile_orders", "tile_walks",
+           "token_loss", "tree", "turned", "turns", "warp_quarters", "warp_tiles"]

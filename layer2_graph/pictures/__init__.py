@@ -3,7 +3,7 @@
 rows      Rows: whose they are, which are computed again, which matrices make them.
 merging   Matrices: which of their numbers a factor scales, what moved brackets compute.
 launches  Launches: how many there are, who asks for them, where their results lie.
-codes     Codes: how numbers become levels, and what sets their scales.
+codes     Codes: how numbers become levels, what sets their scales, where they are kept.
 experts   Experts: who chooses which, how even their work is, how many a step reads.
 grids     Grids: what rounding to them costs, and what training makes of it.
 timeline  Instructions: when each of them runs, and on which multiprocessor.
@@ -15,7 +15,13 @@ states    States: what a request holds, a state as a matrix, how many pairs it t
 """
 
 from layer2_graph.pictures.attention import against_window, kept_numbers, quality, visible
-from layer2_graph.pictures.codes import largest_of_tokens, rounded
+from layer2_graph.pictures.codes import (
+    channel_bars,
+    largest_of_tokens,
+    rounded,
+    scales_of_a_product,
+    slots_of_tokens,
+)
 from layer2_graph.pictures.compilers import compiled, recompiled
 from layer2_graph.pictures.curves import by_bits, padding, waves
 from layer2_graph.pictures.experts import learning, loaded_share, routes
@@ -35,8 +41,9 @@ from layer2_graph.pictures.states import held_bytes, mixing, recall
 from layer2_graph.pictures.timeline import by_blocks, timelines
 
 __all__ = ["against_window", "arenas", "bounds", "brackets", "by_bits", "by_blocks", "cache_rows",
-           "compiled", "contexts", "factors", "heaps", "held_bytes", "host_and_device",
-           "kept_numbers", "largest_of_tokens", "learning", "loaded_share", "mixing", "padded_rows",
-           "padding", "quality", "ragged", "recall", "recompiled", "recovery", "residuals",
-           "rounded", "routes", "runs_of_cache", "stacked", "steps", "strips", "timelines",
-           "traffic", "valley", "visible", "waves", "zeros"]
+           "channel_bars", "compiled", "contexts", "factors", "heaps", "held_bytes",
+           "host_and_device", "kept_numbers", "largest_of_tokens", "learning", "loaded_share",
+           "mixing", "padded_rows", "padding", "quality", "ragged", "recall", "recompiled",
+           "recovery", "residuals", "rounded", "routes", "runs_of_cache", "scales_of_a_product",
+           "slots_of_tokens", "stacked", "steps", "strips", "timelines", "traffic", "valley",
+           "visible", "waves", "zeros"]

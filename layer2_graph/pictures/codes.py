@@ -5,6 +5,8 @@ from layer2_graph.g07_weight_quantization import absmax_scales, perplexity, roun
 from layer2_graph.g08_activation_kv_quantization import with_matmul
 
 PALE = "#d0d7de"
+BLUES = ("#0a3069", "#0969da", "#54aeff", "#9cd2ff", "#ddf4ff", "#6e7781")     # scales of x
+REDS = ("#cf222e", "#ff8182", "#ffcecb")                                        # of w
 
 
 def rounded(w, levels, group):
@@ -68,4 +70,90 @@ def largest_of_tokens(model, name, document, sample):
     axes.set_ylabel("largest |x|", fontsize=9)
     axes.tick_params(labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
+    return closed(figure)
+
+
+def scales_of_a_product(T, K, N):
+    """x · wᵀ twice: with a scale for each row of x and of w, and with one for each column of x. A
+    colour is a scale; below, the K products of one sum, in the colours of their factors from x."""
+    import matplotlib.pyplot as plt
+
+    figure, every = plt.subplots(1, 2, figsize=(7.5, 3.8), layout="constrained")
+    rows = [[BLUES[t]] * K for t in range(T)]
+    columns = [[REDS[n] for n in range(N)] for _ in range(K)]
+    channels = [[BLUES[k] for k in range(K)] for _ in range(T)]
+    left = K + 1
+    top = K + 1
+    for axes, x, title in ((every[0], rows, "a scale for each row: it leaves the sum"),
+                           (every[1], channels, "a scale for each column of x: it stays inside")):
+        boxes(axes, x, 0, top)
+        boxes(axes, columns, left, 0)
+        boxes(axes, [[PALE] * N for _ in range(T)], left, top)
+        axes.add_patch(plt.Rectangle((left + 1, top + 1), 1, 1, fill=False, ec=INK, lw=1.5))
+        boxes(axes, [x[1]], 0, top + T + 1)
+        for words, place in ((f"x ({T}, {K})", (K / 2, top - 0.5)),
+                             (f"wᵀ ({K}, {N})", (left + N / 2, -0.5)),
+                             ("result", (left + N / 2, top - 0.5)),
+                             ("products of the framed sum", (K / 2, top + T + 2.6))):
+            axes.text(*place, words, ha="center", va="center", fontsize=9, color=INK)
+        axes.set_title(title, fontsize=10, color=INK)
+        axes.set(xlim=(-0.4, left + N + 0.2), ylim=(top + T + 3.2, -1.2), aspect="equal")
+        axes.axis("off")
+    return closed(figure)
+
+
+def boxes(axes, colours, left, top):
+    """A matrix of squares, from its colours."""
+    from matplotlib.patches import Rectangle
+
+    for row, line in enumerate(colours):
+        for column, colour in enumerate(line):
+            axes.add_patch(Rectangle((left + column, top + row), 1, 1, fc=colour, ec="white"))
+
+
+def channel_bars(maxima):
+    """The largest |x| of each channel, on a logarithmic axis; those over 3 times the median in red.
+
+    maxima: {label: (K,)}, a panel each
+    """
+    import matplotlib.pyplot as plt
+
+    figure, every = plt.subplots(1, len(maxima), figsize=(7.5, 2.5), layout="constrained",
+                                 sharey=True, squeeze=False)
+    for axes, (label, largest) in zip(every[0], maxima.items(), strict=True):
+        border = 3 * largest.median()
+        axes.bar(range(len(largest)), largest.tolist(), 1,
+                 color=[RED if n > border else BLUE for n in largest])
+        axes.set_yscale("log")
+        axes.set_title(label, loc="left", fontsize=10, color=INK)
+        axes.set_xlabel("channel", fontsize=9)
+        axes.tick_params(labelsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+    every[0, 0].set_ylabel("largest |x|", fontsize=9)
+    return closed(figure)
+
+
+def slots_of_tokens(slots, P, S):
+    """Tokens above, pages below: an arrow from each token to its slot, nowhere from slot -1.
+
+    slots: of each token    P, S: pages, slots of a page
+    """
+    import matplotlib.pyplot as plt
+
+    width = P * (S + 1) - 1
+    figure, axes = plt.subplots(figsize=(7.5, 2.2), layout="constrained")
+    for page in range(P):
+        start = page * (S + 1)
+        boxes(axes, [[BLUE if page * S + s in slots else PALE for s in range(S)]], start, 4)
+        axes.text(start + S / 2, 5.2, f"page {page}", ha="center", va="top", fontsize=9, color=INK)
+    for t, slot in enumerate(slots):
+        x = (t + 0.5) * width / len(slots)
+        boxes(axes, [[BLUE if slot >= 0 else PALE]], x - 0.5, 0)
+        axes.text(x, -0.2, f"token {t}\nslot {slot}", ha="center", va="bottom", fontsize=9,
+                  color=INK)
+        if slot >= 0:
+            axes.annotate("", (slot // S * (S + 1) + slot % S + 0.5, 4), (x, 1), arrowprops={
+                "arrowstyle": "->", "color": BLUE, "shrinkA": 0, "shrinkB": 0})
+    axes.set(xlim=(-0.5, width + 0.5), ylim=(6.2, -2))
+    axes.axis("off")
     return closed(figure)

@@ -111,6 +111,27 @@ def test_tokens_beyond_the_sample_are_red():
     assert len({p.get_facecolor() for p in figure.axes[0].patches}) == 1
 
 
+def test_a_scale_of_a_row_has_one_colour_in_a_sum_and_one_of_a_column_many():
+    left, right = pictures.scales_of_a_product(T=4, K=6, N=3).axes
+    products = [{patch.get_facecolor() for patch in axes.patches[-6:]} for axes in (left, right)]
+    assert [len(colours) for colours in products] == [1, 6]
+
+
+def test_channels_of_more_than_three_times_the_median_are_red():
+    largest = torch.ones(8)
+    largest[[2, 5]] = 3.5
+    axes, = pictures.channel_bars({"x": largest}).axes
+    colours = [bar.get_facecolor() for bar in axes.patches]
+    assert colours[2] == colours[5] != colours[0] and colours.count(colours[0]) == 6
+
+
+def test_an_arrow_leads_to_each_slot():
+    axes, = pictures.slots_of_tokens([6, -1, 13, 0, 7], P=4, S=4).axes
+    ends = [text.xy[0] for text in axes.texts if getattr(text, "arrow_patch", None)]
+    assert ends == [5 + 2.5, 15 + 1.5, 0.5, 5 + 3.5]            # a gap after each page
+    assert "token 1\nslot -1" in texts(axes.figure)
+
+
 def test_experts_are_drawn_by_their_shares():
     figure = pictures.routes(["a", "b"], [[0, 3], [1, 1]], {"even": [[5, 5, 5, 5], [1, 1, 1, 1]],
                                                             "skewed": [[9, 1, 0, 0], [1, 3, 0, 0]]})
