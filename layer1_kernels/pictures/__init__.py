@@ -13,10 +13,12 @@ pipelines    What is copied while something else is multiplied, and where pieces
 precision    Precision: which numbers share a scale, and what errors become.
 fragments    Tensor cores: one step of a warp's product, and the quarters of a block's tile.
 gates    SwiGLU: its curve, gate and up in memory, and the tiles of one program.
+attention    Attention: its arrays to scale, and what a query keeps on its walk along the keys.
 losses    A row of logits: its probabilities, the m and s of its blocks, and its gradient.
 """
 
 from layer1_kernels.pictures.angles import turns
+from layer1_kernels.pictures.attention import attention_arrays, tile_walk
 from layer1_kernels.pictures.banks import small_banks
 from layer1_kernels.pictures.chip import attention_tile, crossings, residual_stream
 from layer1_kernels.pictures.experts import loads, tile_lists
@@ -65,11 +67,12 @@ from layer1_kernels.pictures.tiles import (
     warp_tiles,
 )
 
-__all__ = ["attention_tile", "bank_groups", "butterfly", "crossings", "errors", "falling",
-           "fragment", "gated_tiles", "grid", "halves", "head_tile", "lanes", "launches", "loads",
-           "masked", "masked_row", "mma_step", "one_round", "operands", "overlap", "owners",
-           "packed_row", "page_map", "passes", "register_cliff", "rescaled", "residual_stream",
-           "rounds", "row_before_and_after", "row_by_threads", "row_in_blocks", "row_program",
-           "running", "scale_groups", "shuffle", "silu_curve", "small_banks", "strides",
-           "thread_tiles", "tile_lists", "tile_map", "tile_numbers", "tile_orders", "tile_walks",
-           "token_loss", "tree", "turned", "turns", "warp_quarters", "warp_tiles"]
+__all__ = ["attention_arrays", "attention_tile", "bank_groups", "butterfly", "crossings", "errors",
+           "falling", "fragment", "gated_tiles", "grid", "halves", "head_tile", "lanes", "launches",
+           "loads", "masked", "masked_row", "mma_step", "one_round", "operands", "overlap",
+           "owners", "packed_row", "page_map", "passes", "register_cliff", "rescaled",
+           "residual_stream", "rounds", "row_before_and_after", "row_by_threads", "row_in_blocks",
+           "row_program", "running", "scale_groups", "shuffle", "silu_curve", "small_banks",
+           "strides", "thread_tiles", "tile_lists", "tile_map", "tile_numbers", "tile_orders",
+           "tile_walk", "tile_walks", "token_loss", "tree", "turned", "turns", "warp_quarters",
+           "warp_tiles"]
