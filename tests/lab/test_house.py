@@ -158,7 +158,6 @@ LONG_GRADERS = {
     "tests/day01_roofline/test_r04_number_formats.py": 880,
     "tests/day02_overview/test_o02_life_of_a_token.py": 680,
     "tests/day02_overview/test_o06_design_an_llm.py": 773,
-    "tests/layer1_kernels/test_k13_flash_attention.py": 604,
     "tests/layer1_kernels/test_k14_paged_attention.py": 852,
     "tests/layer1_kernels/test_k15_quantized_matmul.py": 620,
     "tests/layer1_kernels/test_k18_flash_backward.py": 733,
