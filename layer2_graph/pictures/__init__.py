@@ -4,6 +4,7 @@ rows      Rows: whose they are, which are computed again, which matrices make th
 merging   Matrices: which of their numbers a factor scales, what moved brackets compute.
 launches  Launches: how many there are, who asks for them, where their results lie.
 codes     Codes: how numbers become levels, and what sets their scales.
+levels    Levels: formats on a line, a group's error by its scale, inputs that go together.
 experts   Experts: who chooses which, how even their work is, how many a step reads.
 grids     Grids: what rounding to them costs, and what training makes of it.
 timeline  Instructions: when each of them runs, and on which multiprocessor.
@@ -21,6 +22,7 @@ from layer2_graph.pictures.curves import by_bits, padding, waves
 from layer2_graph.pictures.experts import learning, loaded_share, routes
 from layer2_graph.pictures.grids import heaps, recovery, valley
 from layer2_graph.pictures.launches import arenas, host_and_device, residuals, strips, traffic
+from layer2_graph.pictures.levels import error_by_share, inputs_together, level_lines
 from layer2_graph.pictures.merging import brackets, factors
 from layer2_graph.pictures.rows import (
     cache_rows,
@@ -35,8 +37,9 @@ from layer2_graph.pictures.states import held_bytes, mixing, recall
 from layer2_graph.pictures.timeline import by_blocks, timelines
 
 __all__ = ["against_window", "arenas", "bounds", "brackets", "by_bits", "by_blocks", "cache_rows",
-           "compiled", "contexts", "factors", "heaps", "held_bytes", "host_and_device",
-           "kept_numbers", "largest_of_tokens", "learning", "loaded_share", "mixing", "padded_rows",
-           "padding", "quality", "ragged", "recall", "recompiled", "recovery", "residuals",
-           "rounded", "routes", "runs_of_cache", "stacked", "steps", "strips", "timelines",
-           "traffic", "valley", "visible", "waves", "zeros"]
+           "compiled", "contexts", "error_by_share", "factors", "heaps", "held_bytes",
+           "host_and_device", "inputs_together", "kept_numbers", "largest_of_tokens", "learning",
+           "level_lines", "loaded_share", "mixing", "padded_rows", "padding", "quality", "ragged",
+           "recall", "recompiled", "recovery", "residuals", "rounded", "routes", "runs_of_cache",
+           "stacked", "steps", "strips", "timelines", "traffic", "valley", "visible", "waves",
+           "zeros"]
