@@ -38,17 +38,17 @@ def error_by_share(weights, formats, shares):
     """
     import matplotlib.pyplot as plt
 
-    figure, every = plt.subplots(1, len(formats), figsize=(7.5, 2.4), layout="constrained")
+    figure, every = plt.subplots(1, len(formats), sharey=True, figsize=(7.5, 2.4),
+                                 layout="constrained")
     for axes, (name, levels) in zip(every, formats.items(), strict=True):
         scale = absmax_scales(weights[None], levels, len(weights))
         errors = [float((round_trip(weights[None], levels, scale * share) - weights).square().sum())
                   for share in shares]
         best = errors.index(min(errors))
-        axes.plot(shares, errors, "o-", ms=3.5, lw=1, color=BLUE)
+        axes.semilogy(shares, errors, "o-", ms=3.5, lw=1, color=BLUE)
         axes.plot(shares[best], errors[best], "o", ms=6, color=RED)
         axes.set_title(name, loc="left", fontsize=10, color=INK)
         axes.set_xlabel("share of the largest scale", fontsize=9)
-        axes.set_ylim(0, 1.5 * errors[0])
         axes.tick_params(labelsize=8)
         axes.spines[["top", "right"]].set_visible(False)
     every[0].set_ylabel("squared error", fontsize=9)
