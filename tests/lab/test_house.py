@@ -162,7 +162,6 @@ LONG_GRADERS = {
     "tests/layer1_kernels/test_k15_quantized_matmul.py": 620,
     "tests/layer1_kernels/test_k18_flash_backward.py": 733,
     "tests/layer2_graph/test_g05_fused_llama.py": 813,
-    "tests/layer2_graph/test_g07_weight_quantization.py": 779,
     "tests/layer2_graph/test_g08_activation_kv_quantization.py": 893,
     "tests/layer3_system/test_s02_block_pool.py": 775,
     "tests/layer3_system/test_s04_continuous_batching.py": 748,
