@@ -34,11 +34,10 @@ SHRINK = tuple(1 - i / 20 for i in range(20))       # factors of the largest sca
 
 
 def float_levels(exponent: int, mantissa: int, largest: float) -> tuple[float, ...]:
-    """All values from 0 to `largest` of a float with these bits of each, in the order of their bit
-    patterns.
+    """All values from 0 to `largest` of a float with these bits, in the order of the bit patterns.
 
-    The bias is 2^(exponent - 1) - 1. Exponent 0 has the subnormal numbers.
-    Source: Open Compute Project, "OCP Microscaling Formats", 2023, 5.3.
+    The bias is 2^(exponent - 1) - 1; exponent 0 has the subnormal numbers. Source: Open Compute
+    Project, "OCP Microscaling Formats", 2023, 5.3.
     """
     bias = 2 ** (exponent - 1) - 1
     steps = 2 ** mantissa
@@ -161,10 +160,7 @@ def absmax_scales(w: Tensor, levels: Sequence[float], group: int) -> Tensor:  # 
 
 
 def absmean_scales(w: Tensor, levels: Sequence[float], group: int) -> Tensor:  # (…, K / group)
-    """The mean |w| of a group is mapped to level 1.
-
-    Source: "The Era of 1-bit LLMs", Ma and others, 2024, who take the mean of the whole matrix.
-    """
+    """The mean |w| becomes level 1. Source: "BitNet b1.58", Ma and others, 2024, for a matrix."""
     return half(grouped(w, group).abs().mean(-1))
 
 
@@ -172,8 +168,7 @@ def least_error_scales(w: Tensor, levels: Sequence[float],
                        group: int) -> Tensor:       # (…, K) -> (…, K / group)
     """For each group the best of 20 scales: absmax's times each share in SHRINK, rounded to fp16.
 
-    Best: the least sum of (ŵ - w)² over the group, where ŵ is the round trip of w. Of equally good
-    scales, the first.
+    Best: the least sum of (ŵ - w)² over the group, ŵ the round trip of w; of equals, the first.
     """
     largest = grouped(w, group).abs().amax(-1) / levels[-1]
     best = half(largest)
@@ -197,8 +192,7 @@ def mx_scales(w: Tensor, levels: Sequence[float], group: int) -> Tensor:  # (…
 
 
 def nv_scales(w: Tensor, levels: Sequence[float], group: int) -> Tensor:  # (…, K / group)
-    """absmax's scales, rounded to fp8 with one fp32 scale for all of them: NVIDIA's NVFP4, group
-    16."""
+    """absmax's scales, in fp8 with one fp32 scale for them all: NVIDIA's NVFP4, group 16."""
     scales = grouped(w, group).abs().amax(-1) / levels[-1]
     fp8 = LEVELS["fp8"]
     return round_trip(scales, fp8, (scales.amax() / fp8[-1]).reshape(1, 1))
@@ -207,8 +201,7 @@ def nv_scales(w: Tensor, levels: Sequence[float], group: int) -> Tensor:  # (…
 def with_zero_point(w: Tensor, bits: int, group: int) -> Tensor:    # (…, K) -> (…, K)
     """w after a round trip through codes 0 to 2^bits - 1, of which `zero` stands for 0.
 
-    The levels span the least to the largest w of a group, so no code is unused. A group stores its
-    scale (fp16) and its zero (`bits` bits).
+    The levels span the least to the largest w of a group, which stores its scale (fp16) and zero.
     """
     groups = grouped(w, group)
     top = 2 ** bits - 1
@@ -290,10 +283,7 @@ def relative_error(model: Llama, other: Llama) -> float:
 
 @torch.no_grad()
 def perplexity(model: Llama, documents: Sequence[Sequence[int]], rows: int = 16) -> float:
-    """exp of the mean loss per token, without the first token of each document.
-
-    documents: [[int]]    rows: documents in one batch
-    """
+    """exp of the mean loss per token, without the first token of each document; rows: in a batch"""
     loss = count = 0.0
     for begin in range(0, len(documents), rows):
         some = [tokens[:model.config.room] for tokens in documents[begin:begin + rows]]
@@ -314,7 +304,6 @@ def hessians(model: Llama, documents: Sequence[Sequence[int]]) -> dict[str, Tens
     """{name of a matrix: (K, K)}: the sum of x xᵀ over all inputs x of the matrix in the documents.
 
     It is half the second derivative of the squared error of w x with respect to a row of w.
-    documents: [[int]]
     """
     names = {id(w): name for name, w in model.weights.items() if is_matrix(name)}
     sums: dict[str, Tensor] = {}
@@ -329,13 +318,9 @@ def hessians(model: Llama, documents: Sequence[Sequence[int]]) -> dict[str, Tens
 
 
 def inverse_root(hessian: Tensor) -> Tensor:        # (K, K) -> (K, K)
-    """Upper triangular U with Uᵀ U = (hessian + 0.01 · mean of its diagonal · I)⁻¹.
-
-    The added diagonal, which GPTQ's authors also use, makes the matrix invertible when some inputs
-    hardly vary.
-    """
+    """Upper triangular U with Uᵀ U = (hessian + 0.01 · mean of its diagonal · I)⁻¹."""
     identity = torch.eye(len(hessian), dtype=hessian.dtype, device=hessian.device)
-    damped = hessian + 0.01 * hessian.diagonal().mean() * identity
+    damped = hessian + 0.01 * hessian.diagonal().mean() * identity      # inputs may hardly vary
     return torch.linalg.cholesky(torch.linalg.inv(damped), upper=True)
 
 
@@ -350,9 +335,8 @@ def gptq(w: Tensor, hessian: Tensor, levels: Sequence[float],
     upper = inverse_root(hessian)
     w = w.clone()
     codes = torch.empty_like(w, dtype=torch.int8)
-    K = w.shape[1]
-    group = K // scales.shape[1]
-    for k in range(K):
+    group = w.shape[1] // scales.shape[1]
+    for k in range(w.shape[1]):
         # exercise: the codes of column k, the error e, and the correction of the columns after k
         column = w[:, k:k + 1]                                              # (N, 1)
         scale = scales[:, k // group, None]                                 # (N, 1)
@@ -392,8 +376,7 @@ class PackedWeight(NamedTuple):
 
 
 def packed_matmul(ops: Kernels) -> Kernels:
-    """The table `ops` with a matmul that also accepts a PackedWeight, and then calls
-    quantized_matmul."""
+    """The table `ops`, its matmul accepting a PackedWeight too: it calls quantized_matmul."""
     def matmul(x, w):                               # (T, K), (N, K) -> (T, N)
         return ops.quantized_matmul(x, *w) if isinstance(w, PackedWeight) else ops.matmul(x, w)
 

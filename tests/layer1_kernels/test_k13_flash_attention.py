@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -77,6 +78,11 @@ def tf32(x):
     return (x.astype(np.float32).view(np.int32) & ~0x1FFF).view(np.float32).astype(np.float64)
 
 
+def stored(x, dtype):
+    """As numbers of a torch dtype."""
+    return torch.from_numpy(x).to(dtype).double().numpy()
+
+
 WRONG = {
     "no_rescale": "neither s nor mixed is rescaled when the maximum grows",
     "last_tile": "s and mixed contain only the last tile: each tile replaces what was there, or m "
@@ -115,6 +121,7 @@ KEYS_BEYOND = ("the keys beyond N count, with a score of 0: the last tile needs 
 def by_tiles(q, k, v, causal, scale, BM, BN, wrong):
     """(out, lse) as the recurrence gives them, with one thing wrong: a name of WRONG or TF32."""
     T = q.shape[1]
+    cut = tf32 if wrong in ("tf32", "tf32_mixed") else partial(stored, dtype=q.dtype)
     q, k, v, scores, visible = prepared(q, k, v, causal, scale, BM, BN)
     if wrong in ("tf32", "tf32_scores"):
         scores = score(tf32(q), tf32(k)) * scale
@@ -122,8 +129,7 @@ def by_tiles(q, k, v, causal, scale, BM, BN, wrong):
         blocks = k.reshape(len(k), -1, BN, *k.shape[2:])        # (B, tiles, BN, H, D = BN)
         scores = score(q, blocks.swapaxes(2, 4).reshape(k.shape)) * scale
     if wrong == "short_scores":
-        scores = torch.from_numpy(scores / scale).bfloat16().double().numpy() * scale
-    cut = tf32 if wrong in ("tf32", "tf32_mixed") else lambda x: x
+        scores = stored(scores / scale, torch.bfloat16) * scale
     scores = scores * {"scaled_twice": scale * LOG2E, "log2e_alone": 1 / scale, "natural_exponent":
                        LOG2E, "scale_left_out": LN2 / scale}.get(wrong, 1)
     m, s, mixed = np.full(scores.shape[:3], 0.0 if wrong == "from_0" else -np.inf), 0.0, 0.0
