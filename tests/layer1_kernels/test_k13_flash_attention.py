@@ -112,8 +112,7 @@ WRONG = {
                      "and inf times 0 is NaN; or the mask is the wrong way round",
     "untransposed": "the keys are not transposed: tl.trans(keys)"}
 TF32 = {name: f'{what} in TF32, with 10 bits of fraction; input_precision="ieee" keeps fp32'
-        for name, what in {"tf32": "both products are", "tf32_scores": "queries · keys is",
-                           "tf32_mixed": "weights · values is"}.items()}
+        for name, what in (("tf32", "both products are"), ("tf32_scores", "queries · keys is"))}
 KEYS_BEYOND = ("the keys beyond N count, with a score of 0: the last tile needs its mask, though "
                "no key is in the future")
 
@@ -121,7 +120,7 @@ KEYS_BEYOND = ("the keys beyond N count, with a score of 0: the last tile needs 
 def by_tiles(q, k, v, causal, scale, BM, BN, wrong):
     """(out, lse) as the recurrence gives them, with one thing wrong: a name of WRONG or TF32."""
     T = q.shape[1]
-    cut = tf32 if wrong in ("tf32", "tf32_mixed") else partial(stored, dtype=q.dtype)
+    cut = tf32 if wrong == "tf32" else partial(stored, dtype=q.dtype)
     q, k, v, scores, visible = prepared(q, k, v, causal, scale, BM, BN)
     if wrong in ("tf32", "tf32_scores"):
         scores = score(tf32(q), tf32(k)) * scale
@@ -142,12 +141,11 @@ def by_tiles(q, k, v, causal, scale, BM, BN, wrong):
         if wrong == "one_maximum":
             own = of_all_queries(own, BM, np.max)
         larger = own if wrong == "own_maximum" else np.maximum(m, own)
-        weights = np.exp(tile - larger[..., None])
-        weights[weights < 1e-45] = 0            # as in fp32
+        weights = exp(tile - larger[..., None])
         total = weights.sum(-1)
         if wrong == "one_sum":
             total = of_all_queries(total, BM, np.sum)
-        fade = np.exp(larger - m if wrong == "fade_inverted" else m - larger)
+        fade = exp(larger - m if wrong == "fade_inverted" else m - larger)
         one = np.ones_like(fade)
         of_s, of_mixed = {
             "no_rescale": (one, one), "last_tile": (0 * fade, 0 * fade), "s_not_rescaled":
@@ -160,6 +158,12 @@ def by_tiles(q, k, v, causal, scale, BM, BN, wrong):
         m = larger
     m = m * {"natural_exponent": LN2, "unscaled_m": LN2 / scale}.get(wrong, 1)
     return (mixed / s[..., None])[:, :T], (m + np.log(s))[:, :T]
+
+
+def exp(x):
+    """0 where fp32 has no number as small."""
+    y = np.exp(x)
+    return np.where(y < 1e-45, 0, y)
 
 
 def of_all_queries(x, BM, reduce):
