@@ -390,7 +390,7 @@ def loops(q, k, v, causal, BM, BN):
     within = key < reach // BN * BN
 
     def weighed(times):
-        """(weights, lse), each key counting so many times."""
+        """(weights, lse) where each key counts that number of times."""
         with np.errstate(all="ignore"):
             m = np.where(times > 0, scores, -np.inf).max(-1, keepdims=True)
             weights = np.where(times > 0, times * np.exp(scores - m), 0)

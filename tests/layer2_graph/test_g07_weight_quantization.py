@@ -208,7 +208,7 @@ def right_bytes(subject, agree, codes, levels, what):
 
 
 def codes_of(rng, count, *shape):
-    """Any codes of a format of so many levels."""
+    """Any codes of a format with `count` levels."""
     return torch.from_numpy(rng.integers(1 - count, count, shape)).to(torch.int8)
 
 
