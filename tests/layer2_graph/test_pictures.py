@@ -106,7 +106,7 @@ def test_a_line_has_a_tick_for_each_code_of_its_format():
     axes, = pictures.level_lines(formats, torch.tensor([0.5, -1.0])).axes
     places = [{float(x) for (x, _), _ in line.get_segments()} for line in axes.collections]
     assert [len(x) for x in places] == [15, 3]
-    assert axes.lines[0].get_xdata() == [0.5, -1.0]
+    assert axes.lines[0].get_xdata().tolist() == [0.5, -1.0]
 
 
 def test_the_share_with_the_least_error_is_red():
