@@ -1,12 +1,12 @@
 """k13 · Flash attention: out = softmax(q · kᵀ · scale) · v, its matrix of scores never stored
 
-B: batch   T: queries   N: keys and values, the T queries being the last of them   D: head width
-H: query heads   G: kv heads; query head h reads kv head h // (H // G)
-m, s: of a query's scores so far, in base 2: the maximum, and the sum of exp2(score - m)
+B: batch   T: queries   N: keys and values (causal: the T queries are the last T of the N tokens)
+H: query heads   G: kv heads; query head h reads kv head h // (H // G)   D: head width
+m, s: the maximum of a query's scores so far, and the sum of exp2(score - m); both in base 2
 A pair of query and key costs 4·D FLOPs. Least bytes: q, k, v read, out written, each once. For
-T = N that is N FLOPs per byte in fp16 (N / 2 if causal) with G = H. Arithmetic decides.
-The algorithm is that of Dao, Fu, Ermon, Rudra and Ré, "FlashAttention", 2022; the order of its
-loops that of Dao, "FlashAttention-2", 2023.
+T = N and G = H that is N / 2 FLOPs per byte in fp16 (N / 4 if causal): compute-bound.
+Algorithm: Dao, Fu, Ermon, Rudra and Ré, "FlashAttention", 2022. Order of the loops: Dao,
+"FlashAttention-2", 2023.
 """
 
 import math
@@ -61,14 +61,14 @@ def flash_attention_torch(q, k, v, causal, scale):
     return out.reshape(B, T, H, D).to(q.dtype), lse.reshape(B, T, H)
 
 
-# ---- what is to be counted
+# ---- counting
 
 
 def predict_traffic_ratio():
-    """Bytes that three kernels which store the matrix move, over those of one that does not.
+    """Bytes moved by three kernels that store the matrix, divided by those of one that does not.
 
-    One head, not causal, T = N = 4096, D = 128, every number 2 bytes. Within a kernel each array
-    moves once.
+    One head, not causal, T = N = 4096, D = 128, every number 2 bytes. Each kernel reads each of its
+    inputs once and writes its output once.
     """
     # exercise: q, k, v and out have N · D numbers each, the matrix N · N. Which kernel moves which?
     N = 4096
@@ -77,17 +77,18 @@ def predict_traffic_ratio():
 
 
 def count_tiles(T, N, BM, BN):
-    """(visited, whole): tiles of BM queries by BN keys that a causal kernel needs, T <= N.
+    """(visited, whole): how many tiles of BM queries by BN keys a causal kernel visits, and how
+    many of those need no mask. T <= N.
 
-    visited: those in which some query sees some key   whole: those in which every query sees every
-    key. Tiles start at query 0 and key 0. The last tile of queries may have fewer than BM; a whole
-    one has BN keys.
+    visited: at least one query sees at least one key   whole: every query sees all BN keys
+    Tiles start at query 0 and key 0. The last tile of queries may have fewer than BM queries and
+    still be whole; a tile with fewer than BN keys is never whole.
     """
-    # exercise: of a tile of queries, how many keys does the last one see, and how many the first?
+    # exercise: in a tile of queries, how many keys does the last one see, and how many the first?
     visited = whole = 0
     for first in range(0, T, BM):
         last = min(first + BM, T) - 1
-        visited += -(-(N - T + last + 1) // BN)     # a tile that is seen in part is visited too
+        visited += -(-(N - T + last + 1) // BN)     # partly visible counts too
         whole += (N - T + first + 1) // BN
     return visited, whole
 
@@ -97,13 +98,15 @@ def count_tiles(T, N, BM, BN):
 
 @triton.jit
 def attend_triton(queries, keys, values, mask, m, s, mixed, scale):
-    """Add one tile of keys and values to the sums of a tile of queries: new (m, s, mixed).
+    """Add one tile of keys and values to the state of a tile of queries: new (m, s, mixed).
 
-    queries (BM, BD)   keys, values (BN, BD)   mask (BM, BN), or None: every query sees every key
-    m, s (BM,) as above; m starts at -inf   mixed (BM, BD): the sum of exp2(score - m) · value
-    scale holds log2(e) already, and is positive.
+    queries (BM, BD)   keys, values (BN, BD)
+    mask (BM, BN): True where the query sees the key; None: every query sees every key
+    m, s (BM,): maximum and sum so far, in base 2; m starts at -inf (k14: at a very low number)
+    mixed (BM, BD): the sum of exp2(score - m) · value so far
+    scale: positive, already multiplied by log2(e)
     """
-    # exercise: scores, their new maximum, weights; s and mixed rescaled to it, and added to
+    # exercise: scores, their new maximum, weights; rescale s and mixed to it, then add to them
     scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
     if mask is not None:
         scores = tl.where(mask, scores, -float("inf"))
@@ -117,11 +120,14 @@ def attend_triton(queries, keys, values, mask, m, s, mixed, scale):
 
 @triton.jit
 def place(T, N, H, CAUSAL: tl.constexpr, BM: tl.constexpr):
-    """This program's part: batch b, head h, its first query, `last` (BM,): the last key that
-    each query sees; and the numbers of keys that all of them see, and that any of them sees."""
+    """What this program has to do: (b, h, first, last, common, reach).
+
+    Batch b, head h, the queries from `first` on   last (BM,): the last key that each query sees
+    common: the number of keys that all its queries see   reach: that at least one of them sees
+    """
     tiles = tl.cdiv(T, BM)
     pair = tl.program_id(0) // tiles
-    first = (tiles - 1 - tl.program_id(0) % tiles) * BM     # causal: the longest start first
+    first = (tiles - 1 - tl.program_id(0) % tiles) * BM     # causal: the most keys start first
     last, common, reach = tl.full([BM], N - 1, tl.int32), N, N
     if CAUSAL:
         last = tl.minimum(N - T + first + tl.arange(0, BM), N - 1)
@@ -131,8 +137,11 @@ def place(T, N, H, CAUSAL: tl.constexpr, BM: tl.constexpr):
 
 @triton.jit
 def load_tile(x, stride, first, bound, ROWS: tl.constexpr, D: tl.constexpr, BD: tl.constexpr):
-    """(ROWS, BD) of a matrix (·, D) from row `first` on. Zeros from row `bound` on, unless it is
-    None, and from column D."""
+    """ROWS rows of a matrix of D columns, from row `first` on: (ROWS, BD).
+
+    stride: numbers from one row to the next. Zeros in columns from D on, and in rows from `bound`
+    on; None: no bound, all the rows exist.
+    """
     r, d = first + tl.arange(0, ROWS), tl.arange(0, BD)
     x += r.to(tl.int64)[:, None] * stride + d[None, :]
     if bound is not None:
@@ -146,7 +155,7 @@ def load_tile(x, stride, first, bound, ROWS: tl.constexpr, D: tl.constexpr, BD: 
 
 @triton.jit
 def store_tile(out, lse, b, h, first, m, s, mixed, T, H, D: tl.constexpr):
-    """The results of a tile of queries; out is (B, T, H, D), lse (B, T, H)."""
+    """Write mixed / s to out (B, T, H, D) and lse (B, T, H), for the queries that exist."""
     BM: tl.constexpr = mixed.shape[0]
     t, d = first + tl.arange(0, BM), tl.arange(0, mixed.shape[1])
     row = (b * T + t) * H + h
@@ -155,14 +164,14 @@ def store_tile(out, lse, b, h, first, m, s, mixed, T, H, D: tl.constexpr):
     tl.store(lse + row, (m + tl.log2(s)) * LN2, t < T)
 
 
-# ---- the ladder: every tile; no tile in the future; whole tiles without a mask
+# ---- the ladder: visit every tile; skip the future; no mask on whole tiles
 
 
 @triton.jit
 def flash_every_tile_triton(q, k, v, out, lse, scale, T, N, H, G, q_b, q_t, q_h, k_b, k_n, k_g,
                             v_b, v_n, v_g, CAUSAL: tl.constexpr, D: tl.constexpr,
                             BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr):
-    """One program a tile of BM queries of one head; it takes all N keys, BN at a time."""
+    """One program per tile of BM queries of one head; it visits all N keys, BN at a time."""
     b, h, first, last, common, reach = place(T, N, H, CAUSAL, BM)
     k += b * k_b + h // (H // G) * k_g
     v += b * v_b + h // (H // G) * v_g
@@ -181,7 +190,7 @@ def flash_every_tile_triton(q, k, v, out, lse, scale, T, N, H, G, q_b, q_t, q_h,
 def flash_skip_triton(q, k, v, out, lse, scale, T, N, H, G, q_b, q_t, q_h, k_b, k_n, k_g,
                       v_b, v_n, v_g, CAUSAL: tl.constexpr, D: tl.constexpr,
                       BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr):
-    """The same, up to the last key that one of its queries sees."""
+    """As flash_every_tile_triton, but it stops after the last key that any of its queries sees."""
     b, h, first, last, common, reach = place(T, N, H, CAUSAL, BM)
     k += b * k_b + h // (H // G) * k_g
     v += b * v_b + h // (H // G) * v_g
@@ -200,14 +209,15 @@ def flash_skip_triton(q, k, v, out, lse, scale, T, N, H, G, q_b, q_t, q_h, k_b, 
 def flash_triton(q, k, v, out, lse, scale, T, N, H, G, q_b, q_t, q_h, k_b, k_n, k_g,
                  v_b, v_n, v_g, CAUSAL: tl.constexpr, D: tl.constexpr,
                  BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr):
-    """The same, but tiles that all of its queries see whole come first, without bounds or mask."""
+    """As flash_skip_triton, but tiles that all its queries see completely come first, without a
+    bound or a mask."""
     b, h, first, last, common, reach = place(T, N, H, CAUSAL, BM)
     k += b * k_b + h // (H // G) * k_g
     v += b * v_b + h // (H // G) * v_g
     queries = load_tile(q + b * q_b + h * q_h, q_t, first, T, BM, D, BD)
     m, s = tl.full([BM], -float("inf"), tl.float32), tl.zeros([BM], tl.float32)
     mixed = tl.zeros([BM, BD], tl.float32)
-    # exercise: one loop over the whole tiles, one over the others up to `reach`; then store_tile
+    # exercise: one loop over the whole tiles, one over the rest up to `reach`; then store_tile
     whole = common // BN * BN
     for n in range(0, whole, BN):
         keys = load_tile(k, k_n, n, None, BN, D, BD)
@@ -242,7 +252,7 @@ def tiles(T, D, itemsize):
 
 
 def launch(kernel, q, k, v, causal, scale, sizes):
-    """(out, lse) by one of the flash kernels; sizes as tiles() gives them."""
+    """(out, lse) by one of the flash kernels. sizes: BM, BN and BD, as tiles() has them."""
     B, T, H, D = q.shape
     _, N, G, _ = k.shape
     out = torch.empty((B, T, H, D), dtype=q.dtype, device=q.device)
@@ -259,10 +269,10 @@ def flash_attention(q, k, v, causal, scale):
     """softmax(q · kᵀ · scale) · v by the Triton kernel, and the logarithm of each softmax's sum.
 
     q (B, T, H, D)   k, v (B, N, G, D) -> out (B, T, H, D) as q, lse (B, T, H) float32, natural
-    causal: the T queries are the last of N tokens, T <= N, and query t sees the keys n <= N - T + t
+    causal: the T queries are the last T of N tokens, and query t sees the keys n <= N - T + t
     scale: positive, as a rule 1 / sqrt(D)
-    float32 (IEEE), float16 or bfloat16 on the CPU or on CUDA; D a multiple of 16 up to 128; H a
-    multiple of G. Any strides whose last is 1; B or T may be 0. ValueError or TypeError otherwise.
+    float32 (IEEE), float16 or bfloat16, on CPU or CUDA; D a multiple of 16 up to 128; H a multiple
+    of G. Any strides as long as the last is 1. B or T may be 0. ValueError or TypeError otherwise.
     Gradients of out and lse are those of k18, or of flash_attention_torch where k18 is not there.
     """
     check("flash_attention", q, k, v, causal, scale)
@@ -273,7 +283,7 @@ def flash_attention(q, k, v, causal, scale):
 
 @without_gradients
 def flash_attention_cuda(q, k, v, causal, scale):
-    """As flash_attention by the CUDA kernel: float32, without gradients. Arrays that are not
+    """flash_attention by the CUDA kernel: float32 only, no gradients. Tensors that are not
     contiguous are copied first."""
     check("flash_attention_cuda", q, k, v, causal, scale)
     check_width("flash_attention_cuda", q.shape[3])
@@ -292,7 +302,7 @@ def flash_attention_cuda(q, k, v, causal, scale):
 
 
 def check(name, q, k, v, causal, scale, *more_dtypes):
-    """What the kernels assume, each with a clear message."""
+    """ValueError or TypeError unless the arguments are what the kernels assume."""
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if not q.ndim == k.ndim == v.ndim == 4 or k.shape != v.shape or \
             (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
@@ -305,9 +315,9 @@ def check(name, q, k, v, causal, scale, *more_dtypes):
         raise ValueError(f"{name}: {T} queries and {N} keys; causal queries are the last of the "
                          f"tokens, expected at most {N}")
     if T and not N:
-        raise ValueError(f"{name}: {T} queries and no key, expected at least one")
+        raise ValueError(f"{name}: {T} queries and no key; expected at least one key")
     if not scale > 0:
-        raise ValueError(f"{name}: scale is {scale}, expected a positive one")
+        raise ValueError(f"{name}: scale is {scale}, expected a positive number")
     known = (torch.float32, torch.float16, torch.bfloat16, *more_dtypes)
     if not q.dtype == k.dtype == v.dtype or q.dtype not in known:
         raise TypeError(f"{name}: q is {q.dtype}, k {k.dtype}, v {v.dtype}; expected one of "
@@ -324,6 +334,6 @@ def check(name, q, k, v, causal, scale, *more_dtypes):
 
 
 def check_width(name, D):
-    """What the kernels of attention assume of a head; the plain formula takes any width."""
+    """ValueError unless the kernels take heads of width D; the plain formula takes any width."""
     if D not in range(16, 129, 16):
         raise ValueError(f"{name}: heads of width {D}, expected a multiple of 16, 16 to 128")

@@ -2,10 +2,10 @@
 
 N, K: numbers out and in of a matrix w    group: neighbours in a row of w that share a scale
 levels: what the codes 0, 1, 2 … stand for, from 0 up; code -q stands for -levels[q]
-w ≈ levels[code] · scale. A weight takes the bits of its code, and those of a scale over `group`.
+w ≈ levels[code] · scale. A weight costs the bits of its code, plus those of a scale over `group`.
 
-A decode step reads each weight once, and memory decides: fewer bits take less time, if a kernel
-turns codes into numbers on the way. No formula says what the model loses by it: that is measured.
+A decode step reads each weight once and is limited by memory, so fewer bits take less time, if the
+kernel unpacks codes in registers. No formula gives the loss of quality; it is measured.
 """
 
 import math
@@ -27,17 +27,17 @@ __all__ = ["LEVELS", "PackedWeight", "SHRINK", "Scheme", "absmax_scales", "absme
            "quantize_llama", "relative_error", "round_trip", "schemes", "unpack", "with_gptq",
            "with_matrices", "with_zero_point"]
 
-SHRINK = tuple(1 - i / 20 for i in range(20))       # shares of the largest scale to try
+SHRINK = tuple(1 - i / 20 for i in range(20))       # factors of the largest scale to try
 
 
 # ---- codes
 
 
-def float_levels(exponent, mantissa, largest):
-    """The numbers of a small float with these bits of each, from 0 to `largest`: a tuple.
+def float_levels(exponent: int, mantissa: int, largest: float) -> tuple[float, ...]:
+    """All values from 0 to `largest` of a float with these bits, in the order of the bit patterns.
 
-    In the order of their bit patterns. The bias is 2^(exponent - 1) - 1; exponent 0 is for numbers
-    below the smallest power. Source: Open Compute Project, "OCP Microscaling Formats", 2023, 5.3.
+    The bias is 2^(exponent - 1) - 1; exponent 0 has the subnormal numbers. Source: Open Compute
+    Project, "OCP Microscaling Formats", 2023, 5.3.
     """
     bias = 2 ** (exponent - 1) - 1
     steps = 2 ** mantissa
@@ -55,23 +55,24 @@ LEVELS = {
 }
 
 
-def predict_model_bits():
-    """Bits of a weight of the small model, on average: its 28 matrices in int4, all else in fp16.
+def predict_model_bits() -> float:
+    """The mean number of bits of a weight of the small model, with its matrices in int4.
 
-    28 matrices: 1,572,864 weights in groups of 32, an fp16 scale each. All else: 394,944 weights.
+    28 matrices: 1,572,864 weights in groups of 32, with an fp16 scale for each group.
+    Everything else stays in fp16: 394,944 weights.
     """
-    # exercise: within 0.1 is right; what does a group of 32 take?
+    # exercise: within 0.1 is right; how many bits does a group of 32 take?
     return (1_572_864 * (4 + 16 / 32) + 394_944 * 16) / (1_572_864 + 394_944)
 
 
 def nearest(x: Tensor, levels: Sequence[float]) -> Tensor:
     """The code of the level nearest to each number, int8; beyond the last level, the last code.
 
-    x: floats, any shape    levels: ascending from 0, 128 at most. Halfway between two levels the
-    even code is taken: for floats the one that ends in 0, as IEEE 754 rounds.
+    x: floats, any shape    levels: ascending from 0, 128 at most
+    Halfway between two levels, take the even code, as IEEE 754 rounds.
     """
     values = torch.tensor(levels, dtype=x.dtype, device=x.device)
-    # exercise: the code of |x| is how many borders lie below it; ties to even; then the sign
+    # exercise: 1. the borders, and the code of |x|; 2. ties to the even code; 3. the sign
     borders = (values[1:] + values[:-1]) / 2
     code = torch.bucketize(x.abs(), borders)            # borders below |x|
     tie = x.abs() == borders[code.clamp(max=len(borders) - 1)]
@@ -81,27 +82,27 @@ def nearest(x: Tensor, levels: Sequence[float]) -> Tensor:
 
 def quantize(w: Tensor, levels: Sequence[float],
              scales: Tensor) -> Tensor:             # (…, K), (…, K / group) -> (…, K)
-    """Codes of w over its scales, int8. One scale for all: scales of shape (1, 1)."""
+    """Codes of w / scale, int8. Scales of shape (1, 1): one scale for the whole array."""
     groups = w.unflatten(-1, (scales.shape[-1], -1))                # (…, K / group, group)
-    divisor = torch.where(scales > 0, scales, 1)[..., None]         # of a group of zeros: any
+    divisor = torch.where(scales > 0, scales, 1)[..., None]         # a group of zeros: by 1
     return nearest(groups / divisor, levels).flatten(-2)
 
 
 def dequantize(codes: Tensor, levels: Sequence[float],
                scales: Tensor) -> Tensor:           # (…, K), (…, K / group) -> (…, K)
-    """What the codes stand for, in the scales' dtype."""
+    """levels[code] · scale, in the scales' dtype."""
     values = torch.tensor(levels, dtype=scales.dtype, device=codes.device)
     values = values[codes.abs().long()] * codes.sign()
     return (values.unflatten(-1, (scales.shape[-1], -1)) * scales[..., None]).flatten(-2)
 
 
 def round_trip(w: Tensor, levels: Sequence[float], scales: Tensor) -> Tensor:   # -> (…, K)
-    """w as its codes give it back."""
+    """w, quantised and dequantised."""
     return dequantize(quantize(w, levels, scales), levels, scales)
 
 
-def in_a_byte(levels):
-    """(n, radix): a byte holds n codes, each of them one of `radix` values."""
+def in_a_byte(levels: Sequence[float]) -> tuple[int, int]:
+    """(n, radix): a byte holds n codes, as digits from 0 to radix - 1."""
     n = 1
     values = 2 * len(levels) - 1
     while values ** (n + 1) <= 256:
@@ -110,10 +111,10 @@ def in_a_byte(levels):
 
 
 def pack(codes: Tensor, levels: Sequence[float]) -> Tensor:     # (N, K) -> (bytes,)
-    """Codes in as few whole bytes as in_a_byte allows, uint8, row after row.
+    """Codes packed n to a byte, uint8, row after row; n and radix as of in_a_byte.
 
-    A code plus the largest code is a digit, 0 or more. n digits make a byte: the first counts ones,
-    the next `radix`es, and so on. Zeros fill the last byte.
+    A digit is the code plus the largest code, so it is 0 or more. n digits make a byte: the first
+    counts ones, the second `radix`, the third `radix`², and so on. Zeros fill the last byte.
     """
     n, radix = in_a_byte(levels)
     # exercise: digits, n to a byte, each times its power of radix
@@ -125,7 +126,7 @@ def pack(codes: Tensor, levels: Sequence[float]) -> Tensor:     # (N, K) -> (byt
 
 def unpack(packed: Tensor, levels: Sequence[float],
            shape: Sequence[int]) -> Tensor:         # (bytes,) -> shape
-    """The codes again, int8."""
+    """The inverse of pack: the codes, int8."""
     n, radix = in_a_byte(levels)
     powers = radix ** torch.arange(n, device=packed.device)
     digits = packed[:, None].long() // powers % radix                           # (bytes, n)
@@ -135,7 +136,8 @@ def unpack(packed: Tensor, levels: Sequence[float],
 # ---- scales
 
 
-def grouped(w, group):                              # (…, K) -> (…, K / group, group)
+def grouped(w: Tensor, group: int) -> Tensor:       # (…, K) -> (…, K / group, group)
+    """w in groups. ValueError if the group does not divide a row, or w is not finite."""
     if w.shape[-1] % group:
         raise ValueError(f"scales: rows of {w.shape[-1]} numbers, expected a multiple of the "
                          f"group, {group}")
@@ -144,8 +146,8 @@ def grouped(w, group):                              # (…, K) -> (…, K / grou
     return w.unflatten(-1, (-1, group))
 
 
-def half(scales):
-    """The scales, rounded to fp16."""
+def half(scales: Tensor) -> Tensor:
+    """Scales rounded to fp16, returned as fp32. ValueError if one is larger than fp16 can hold."""
     if scales.numel() and scales.max() > 65504:
         raise ValueError(f"scales: the largest is {scales.max():.6g}, expected up to 65504, fp16's "
                          f"largest")
@@ -153,25 +155,25 @@ def half(scales):
 
 
 def absmax_scales(w: Tensor, levels: Sequence[float], group: int) -> Tensor:  # (…, K / group)
-    """The largest |w| of a group becomes the last level; the scale is rounded to fp16."""
+    """The largest |w| of a group is mapped to the last level; the scale is rounded to fp16."""
     return half(grouped(w, group).abs().amax(-1) / levels[-1])
 
 
 def absmean_scales(w: Tensor, levels: Sequence[float], group: int) -> Tensor:  # (…, K / group)
-    """The mean |w| becomes level 1. Source: "The Era of 1-bit LLMs", Ma and others, 2024."""
+    """The mean |w| becomes level 1. Source: "BitNet b1.58", Ma and others, 2024, for a matrix."""
     return half(grouped(w, group).abs().mean(-1))
 
 
 def least_error_scales(w: Tensor, levels: Sequence[float],
                        group: int) -> Tensor:       # (…, K) -> (…, K / group)
-    """The scale with the least error: absmax's times one of SHRINK, rounded to fp16.
+    """For each group the best of 20 scales: absmax's times each share in SHRINK, rounded to fp16.
 
-    error: the sum of (what comes back - w)² over the group; of equal ones the first
+    Best: the least sum of (ŵ - w)² over the group, ŵ the round trip of w; of equals, the first.
     """
     largest = grouped(w, group).abs().amax(-1) / levels[-1]
     best = half(largest)
     least = torch.full_like(largest, torch.inf)
-    # exercise: try each, and let every group keep its own best
+    # exercise: try each share; each group keeps its own best scale
     for share in SHRINK:
         scales = half(largest * share)
         error = grouped(round_trip(w, levels, scales) - w, group).square().sum(-1)
@@ -181,26 +183,25 @@ def least_error_scales(w: Tensor, levels: Sequence[float],
 
 
 def mx_scales(w: Tensor, levels: Sequence[float], group: int) -> Tensor:  # (…, K / group)
-    """Powers of two, 8 bits each, so that the largest |w| and the last level have one exponent.
+    """Powers of two, 8 bits each, so that the largest |w| gets the exponent of the last level.
 
-    Numbers beyond the last level are clipped. Source: OCP, as above, section 6.3; group is 32.
+    Values beyond the last level are clipped. Source: OCP, as above, section 6.3; group is 32.
     """
     largest = grouped(w, group).abs().amax(-1)
     return torch.exp2(largest.frexp()[1] - math.frexp(levels[-1])[1]) * (largest > 0)
 
 
 def nv_scales(w: Tensor, levels: Sequence[float], group: int) -> Tensor:  # (…, K / group)
-    """absmax's scales in fp8, over one fp32 scale for all of them; NVIDIA's NVFP4, group 16."""
+    """absmax's scales, in fp8 with one fp32 scale for them all: NVIDIA's NVFP4, group 16."""
     scales = grouped(w, group).abs().amax(-1) / levels[-1]
     fp8 = LEVELS["fp8"]
     return round_trip(scales, fp8, (scales.amax() / fp8[-1]).reshape(1, 1))
 
 
 def with_zero_point(w: Tensor, bits: int, group: int) -> Tensor:    # (…, K) -> (…, K)
-    """w as it comes back from codes 0 to 2^bits - 1, where `zero`, one of them, stands for 0.
+    """w after a round trip through codes 0 to 2^bits - 1, of which `zero` stands for 0.
 
-    Levels lie between the least and the largest w of a group, so that no code is unused. Scales
-    are fp16; a zero takes `bits` more.
+    The levels span the least to the largest w of a group, which stores its scale (fp16) and zero.
     """
     groups = grouped(w, group)
     top = 2 ** bits - 1
@@ -217,7 +218,7 @@ def with_zero_point(w: Tensor, bits: int, group: int) -> Tensor:    # (…, K) -
 
 
 class Scheme(NamedTuple):
-    """How matrices are stored."""
+    """How the matrices are stored."""
 
     levels: tuple[float, ...]
     group: int | None           # None: a whole row
@@ -231,7 +232,7 @@ class Scheme(NamedTuple):
         return round_trip(w, self.levels, self.scaled(w))
 
     def llama(self, model: Llama) -> Llama:
-        """The Llama whose matrices are rounded by this scheme."""
+        """A Llama with its matrices rounded by this scheme."""
         return with_matrices(model, lambda name, w: self.rounded(w))
 
     def nbytes(self, w: Tensor) -> float:
@@ -262,12 +263,12 @@ def schemes() -> dict[str, Scheme]:
 
 
 def is_matrix(name: str) -> bool:
-    """Whether a weight is a matrix of a layer, by its name as Hugging Face has it."""
+    """True if the weight is a matrix of a layer; its Hugging Face name decides."""
     return name.endswith("_proj.weight")
 
 
 def with_matrices(model: Llama, change: Callable) -> Llama:
-    """The Llama whose matrices are change(name, w)."""
+    """A Llama with every matrix w replaced by change(name, w)."""
     weights = {name: change(name, w) if is_matrix(name) else w
                for name, w in model.weights.items()}
     return Llama(model.config, weights, model.ops)
@@ -282,7 +283,7 @@ def relative_error(model: Llama, other: Llama) -> float:
 
 @torch.no_grad()
 def perplexity(model: Llama, documents: Sequence[Sequence[int]], rows: int = 16) -> float:
-    """exp of the mean loss of a token, the first of a document left out; documents: [[int]]."""
+    """exp of the mean loss per token, without the first token of each document; rows: in a batch"""
     loss = count = 0.0
     for begin in range(0, len(documents), rows):
         some = [tokens[:model.config.room] for tokens in documents[begin:begin + rows]]
@@ -300,10 +301,9 @@ def perplexity(model: Llama, documents: Sequence[Sequence[int]], rows: int = 16)
 
 @torch.no_grad()
 def hessians(model: Llama, documents: Sequence[Sequence[int]]) -> dict[str, Tensor]:
-    """{name of a matrix: (K, K)}: the sum of x xᵀ over all rows x that it multiplies in the text.
+    """{name of a matrix: (K, K)}: the sum of x xᵀ over all inputs x of the matrix in the documents.
 
-    It is half the second derivative of the squared error of the matrix's results, with respect to
-    any of its rows. documents: [[int]]
+    It is half the second derivative of the squared error of w x with respect to a row of w.
     """
     names = {id(w): name for name, w in model.weights.items() if is_matrix(name)}
     sums: dict[str, Tensor] = {}
@@ -317,38 +317,37 @@ def hessians(model: Llama, documents: Sequence[Sequence[int]]) -> dict[str, Tens
     return sums
 
 
-def inverse_root(hessian):                          # (K, K) -> (K, K)
-    """Upper triangular U with Uᵀ U = (hessian + 0.01 · mean of its diagonal · I)⁻¹.
-
-    The addition, GPTQ's authors' choice, is for inputs that vary little or not at all.
-    """
+def inverse_root(hessian: Tensor) -> Tensor:        # (K, K) -> (K, K)
+    """Upper triangular U with Uᵀ U = (hessian + 0.01 · mean of its diagonal · I)⁻¹."""
     identity = torch.eye(len(hessian), dtype=hessian.dtype, device=hessian.device)
-    damped = hessian + 0.01 * hessian.diagonal().mean() * identity
+    damped = hessian + 0.01 * hessian.diagonal().mean() * identity      # inputs may hardly vary
     return torch.linalg.cholesky(torch.linalg.inv(damped), upper=True)
 
 
 def gptq(w: Tensor, hessian: Tensor, levels: Sequence[float],
          scales: Tensor) -> Tensor:             # (N, K), (K, K), …, (N, K / group) -> (N, K)
-    """Codes, int8, column by column: the later columns make good what one column gets wrong.
+    """Codes, int8, column by column; later columns correct the error of earlier ones.
 
-    U = inverse_root(hessian). If column k comes back too small by e, the best correction for the x
-    of the Hessian is to subtract e · U[k, j] / U[k, k] from each later column j.
-    Source: "GPTQ", Frantar, Ashkboos, Hoefler and Alistarh, 2023.
+    U = inverse_root(hessian). Let e = column k minus its dequantised codes, (N, 1). The best
+    correction, for inputs with this Hessian, is to subtract e · U[k, j] / U[k, k] from each later
+    column j. Source: "GPTQ", Frantar, Ashkboos, Hoefler and Alistarh, 2023.
     """
-    upper, w, codes = inverse_root(hessian), w.clone(), torch.empty_like(w, dtype=torch.int8)
-    K = w.shape[1]
-    group = K // scales.shape[1]
-    for k in range(K):
-        # exercise: the codes of column k, what is lost, and the columns after it
-        column, scale = w[:, k:k + 1], scales[:, k // group, None]          # 2 × (N, 1)
+    upper = inverse_root(hessian)
+    w = w.clone()
+    codes = torch.empty_like(w, dtype=torch.int8)
+    group = w.shape[1] // scales.shape[1]
+    for k in range(w.shape[1]):
+        # exercise: the codes of column k, the error e, and the correction of the columns after k
+        column = w[:, k:k + 1]                                              # (N, 1)
+        scale = scales[:, k // group, None]                                 # (N, 1)
         codes[:, k:k + 1] = quantize(column, levels, scale)
-        lost = column - dequantize(codes[:, k:k + 1], levels, scale)        # (N, 1)
-        w[:, k + 1:] -= lost * upper[k, k + 1:] / upper[k, k]
+        e = column - dequantize(codes[:, k:k + 1], levels, scale)           # (N, 1)
+        w[:, k + 1:] -= e * upper[k, k + 1:] / upper[k, k]
     return codes
 
 
 def with_gptq(model: Llama, scheme: Scheme, hessian_of: dict[str, Tensor]) -> Llama:
-    """The Llama whose matrices are rounded by GPTQ. hessian_of: hessians of the model"""
+    """A Llama with its matrices rounded by GPTQ. hessian_of: what `hessians` returns"""
     def solved(name, w):
         scales = scheme.scaled(w)
         codes = gptq(w, hessian_of[name], scheme.levels, scales)
@@ -361,7 +360,7 @@ def with_gptq(model: Llama, scheme: Scheme, hessian_of: dict[str, Tensor]) -> Ll
 
 
 class PackedWeight(NamedTuple):
-    """A matrix as k15 takes it."""
+    """A matrix in the form that k15's kernels read."""
 
     packed: Tensor              # (N, K · bits / 8)
     scales: Tensor              # (N, K / group), fp32
@@ -377,7 +376,7 @@ class PackedWeight(NamedTuple):
 
 
 def packed_matmul(ops: Kernels) -> Kernels:
-    """The table `ops` with a matmul that also takes a PackedWeight: then quantized_matmul runs."""
+    """The table `ops`, its matmul accepting a PackedWeight too: it calls quantized_matmul."""
     def matmul(x, w):                               # (T, K), (N, K) -> (T, N)
         return ops.quantized_matmul(x, *w) if isinstance(w, PackedWeight) else ops.matmul(x, w)
 
@@ -385,15 +384,16 @@ def packed_matmul(ops: Kernels) -> Kernels:
 
 
 def quantize_llama(model: Llama, bits: int, group: int) -> Llama:
-    """The Llama with every matrix packed for k15, the head included.
+    """A Llama with every matrix, the head included, packed for k15.
 
-    bits: 4 or 8    group: a power of two, 16 or more, that divides the rows. If the head is the
-    embedding, that stays beside it, to look tokens up. ValueError if a group does not fit.
+    bits: 4 or 8    group: a power of two, 16 or more. If the head is the embedding, an unpacked
+    copy stays for looking up tokens. ValueError if the group does not divide a row.
     """
     def packed(w):
         codes, scales = quantize_weight(w, bits, group)
         return PackedWeight(codes, scales, bits, group)
 
     own = with_matrices(model, lambda name, w: packed(w))
-    own.ops, own.head = packed_matmul(model.ops), packed(model.head)
+    own.ops = packed_matmul(model.ops)
+    own.head = packed(model.head)
     return own

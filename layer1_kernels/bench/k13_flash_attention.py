@@ -78,8 +78,8 @@ class Rung(NamedTuple):
     """One rung of the ladder, as counted in the simulator."""
 
     name: str
-    reads: float            # bytes loaded, over those of q, k and v
-    writes: float           # bytes stored, over those of out
+    reads: float            # bytes loaded, divided by those of q, k and v
+    writes: float           # bytes stored, divided by those of out
     sectors: int            # of 32 bytes, loads and stores
     tiles: float            # of keys that were loaded
     compares: int           # warp instructions that compare or select
@@ -98,8 +98,8 @@ def ladder(N, D, tile):
     scores, softmaxes, mix, *flash = trace.launches
     runs = {"three kernels": [scores, softmaxes, mix]} | {run.name: [run] for run in flash}
     keys = [scores.bytes_loaded - q.nbytes, *((run.bytes_loaded - q.nbytes) / 2 for run in flash)]
-    changes = ("the matrix by way of memory", "tile by tile: no matrix", "no tile of the future",
-               "a mask only on the diagonal")
+    changes = ("the matrix goes through memory", "tile by tile, no matrix", "future tiles skipped",
+               "mask on the diagonal only")
     return [Rung(name, sum(run.bytes_loaded for run in each) / (3 * q.nbytes),
                  sum(run.bytes_stored for run in each) / q.nbytes,
                  sum(run.totals.sum("transactions", "global") for run in each),

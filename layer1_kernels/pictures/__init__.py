@@ -15,9 +15,12 @@ fragments    Tensor cores: one step of a warp's product, and the quarters of a b
 gates    SwiGLU: its curve, gate and up in memory, and the tiles of one program.
 losses    A row of logits: its probabilities, the m and s of its blocks, and its gradient.
 groups    Quantised weights: the integers of a group, and the parts of a GEMV's step.
+pages    Pages of a cache: which belong to which sequence.
+attention    Attention: its arrays to scale, and what a query keeps on its walk along the keys.
 """
 
 from layer1_kernels.pictures.angles import turns
+from layer1_kernels.pictures.attention import attention_arrays, tile_walk
 from layer1_kernels.pictures.banks import small_banks
 from layer1_kernels.pictures.chip import attention_tile, crossings, residual_stream
 from layer1_kernels.pictures.experts import loads, tile_lists
@@ -67,12 +70,12 @@ from layer1_kernels.pictures.tiles import (
     warp_tiles,
 )
 
-__all__ = ["attention_programs", "attention_tile", "bank_groups", "butterfly", "crossings",
-           "errors", "falling", "fragment", "gated_tiles", "gemv_step", "grid", "halves",
-           "head_tile", "lanes", "launches", "loads", "masked", "masked_row", "mma_step",
+__all__ = ["attention_arrays", "attention_programs", "attention_tile", "bank_groups", "butterfly",
+           "crossings", "errors", "falling", "fragment", "gated_tiles", "gemv_step", "grid",
+           "halves", "head_tile", "lanes", "launches", "loads", "masked", "masked_row", "mma_step",
            "one_round", "operands", "overlap", "owners", "packed_row", "page_lookup", "page_map",
            "passes", "register_cliff", "rescaled", "residual_stream", "rounds",
            "row_before_and_after", "row_by_threads", "row_in_blocks", "row_program", "running",
            "scale_groups", "scale_steps", "shuffle", "silu_curve", "small_banks", "strides",
-           "thread_tiles", "tile_lists", "tile_map", "tile_numbers", "tile_orders", "tile_walks",
-           "token_loss", "tree", "turned", "turns", "warp_quarters", "warp_tiles"]
+           "thread_tiles", "tile_lists", "tile_map", "tile_numbers", "tile_orders", "tile_walk",
+           "tile_walks", "token_loss", "tree", "turned", "turns", "warp_quarters", "warp_tiles"]

@@ -229,7 +229,7 @@ def tile_numbers(orders, first):
 
 
 def tile_map(title, order, BM, BN):
-    """Which query sees which key, in tiles: seen whole in blue, in part in red, never in grey.
+    """Which query sees which key, in tiles: wholly visible in blue, partly in red, not in grey.
 
     order: (T, N) of bool    BM, BN: queries and keys of a tile
     """
@@ -242,14 +242,14 @@ def tile_map(title, order, BM, BN):
     for t in range(0, T, BM):
         for n in range(0, N, BN):
             tile = order[t:t + BM, n:n + BN]
-            what, colour = ("whole, no mask", "#9cd2ff") if tile.all() else \
-                ("in part, masked", RED) if tile.any() else ("skipped", "#d0d7de")
+            what, colour = ("whole: no mask", "#9cd2ff") if tile.all() else \
+                ("partly visible: masked", RED) if tile.any() else ("future: skipped", "#d0d7de")
             counts[what, colour] = counts.get((what, colour), 0) + 1
             axes.add_patch(Rectangle((n, t), BN, BM, fc=colour, ec="white", lw=1.5))
     for (what, colour), count in counts.items():
         axes.add_patch(Rectangle((0, 0), 0, 0, color=colour, label=f"{count} {what}"))
     ends = [int(row.nonzero()[0].max()) + 1 for row in order]
-    axes.step(ends, range(T), where="post", color=INK, lw=1.2, label="the last key seen")
+    axes.step(ends, range(T), where="post", color=INK, lw=1.2, label="the last visible key")
     axes.set(xlim=(0, N), ylim=(T, 0), xlabel="key", ylabel="query", title=title, aspect="equal")
     axes.spines[:].set_visible(False)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2,

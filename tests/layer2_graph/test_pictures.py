@@ -101,6 +101,29 @@ def test_a_group_has_a_scale_of_its_own():
     assert [t for t in texts(figure) if t.startswith("scale")] == ["scale 0.1428", "scale 0.0714"]
 
 
+def test_a_line_has_a_tick_for_each_code_of_its_format():
+    formats = {name: LEVELS[name] for name in ("int4", "ternary")}
+    axes, = pictures.level_lines(formats, torch.tensor([0.5, -1.0])).axes
+    places = [{float(x) for (x, _), _ in line.get_segments()} for line in axes.collections]
+    assert [len(x) for x in places] == [15, 3]
+    assert axes.lines[0].get_xdata().tolist() == [0.5, -1.0]
+
+
+def test_the_share_with_the_least_error_is_red():
+    formats = {name: LEVELS[name] for name in ("int4", "ternary")}
+    for axes in pictures.error_by_share(torch.randn(32), formats, (1, 0.75, 0.5, 0.25)).axes:
+        errors, best = axes.lines
+        assert best.get_ydata()[0] == min(errors.get_ydata()) and len(errors.get_ydata()) == 4
+
+
+def test_inputs_that_go_together_are_drawn_for_each_token():
+    model = load(SMALL, dtype=torch.float32)
+    tokens = Tokenizer(SMALL, model.config).encode("Once there was a small fox.")
+    axes, = pictures.inputs_together(model, "model.layers.1.mlp.up_proj.weight", [tokens]).axes
+    x, y = (torch.tensor(values) for values in axes.lines[0].get_data())
+    assert len(x) == len(tokens) - 1 and torch.corrcoef(torch.stack([x, y]))[0, 1] > 0.5
+
+
 def test_tokens_beyond_the_sample_are_red():
     model = load(SMALL, dtype=torch.float32)
     words = Tokenizer(SMALL, model.config)
