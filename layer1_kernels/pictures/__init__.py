@@ -15,7 +15,6 @@ fragments    Tensor cores: one step of a warp's product, and the quarters of a b
 gates    SwiGLU: its curve, gate and up in memory, and the tiles of one program.
 losses    A row of logits: its probabilities, the m and s of its blocks, and its gradient.
 groups    Quantised weights: the integers of a group, and the parts of a GEMV's step.
-pages    Pages of a cache: which belong to which sequence.
 attention    Attention: its arrays to scale, and what a query keeps on its walk along the keys.
 """
 

@@ -12,7 +12,6 @@ sparsity  Sparsity: which zeros cost what, which patterns they make, which pages
 attention  Attention: what a token and layer keep, and what keeping less costs.
 compilers  Compilers: what they made of a layer, and which calls they compiled for.
 states    States: what a request holds, a state as a matrix, how many pairs it tells apart.
-codes     Codes: how numbers become levels, and what sets their scales.
 levels    Levels: formats on a line, a group's error by its scale, inputs that go together.
 """
 

@@ -2,8 +2,6 @@
 
 recorded  Notes of a Recorder: pages held, requests in steps.
 shares    Shares of tokens: what a sampler keeps, where a number falls; the way of a request.
-pages     Pages: tables that name them, and their own names.
-steps     Steps: batches, chunks, and the arrays of one step.
 chase     A request's life, and its number of computed tokens after that of its tokens.
 clients   Clients: a call's way through the server, and how long requests wait.
 ranks     Ranks: who sends how many bytes to whom, and who does what when.
