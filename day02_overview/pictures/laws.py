@@ -41,7 +41,7 @@ def valleys(title, curves, marks, x, y, inside=None):
     import matplotlib.pyplot as plt
     from matplotlib.ticker import LogLocator, NullLocator
 
-    figure, axes = plt.subplots(figsize=(7.5, 4.4), layout="constrained")
+    figure, axes = plt.subplots(figsize=(6.0, 3.1), layout="constrained")
     if inside:
         low, high, why = inside
         axes.axvspan(low, high, color="#eaeef2", label=why)
@@ -55,7 +55,7 @@ def valleys(title, curves, marks, x, y, inside=None):
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.margins(y=0.1)
+    axes.margins(y=0.15)
     axes.grid(which="major", color="#eaeef2")
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", ncols=2, frameon=False)

@@ -21,7 +21,7 @@ def depth_line(one, N):
     each = sum(count_parameters(one).values()) - rest
     cross = (N - rest) / each
     depths = np.array([0, 1.6 * cross])
-    figure, axes = plt.subplots(figsize=(7.5, 2.6), layout="constrained")
+    figure, axes = plt.subplots(figsize=(5.0, 2.0), layout="constrained")
     axes.plot(depths, (rest + each * depths) / 1e9, color=BLUE, lw=1.8)
     axes.axhline(N / 1e9, color=GREY, lw=1, ls="--")
     axes.plot([cross], [N / 1e9], "o", color=RED)
