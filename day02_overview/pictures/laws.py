@@ -41,7 +41,7 @@ def valleys(title, curves, marks, x, y, inside=None):
     import matplotlib.pyplot as plt
     from matplotlib.ticker import LogLocator, NullLocator
 
-    figure, axes = plt.subplots(figsize=(6.0, 3.1), layout="constrained")
+    figure, axes = plt.subplots(figsize=(6.0, 3.3), layout="constrained")
     if inside:
         low, high, why = inside
         axes.axvspan(low, high, color="#eaeef2", label=why)
@@ -49,8 +49,8 @@ def valleys(title, curves, marks, x, y, inside=None):
         axes.semilogx(xs, ys, color=colour, ls=style, lw=1.8, label=name)
     for label, (at, value) in marks.items():
         axes.plot(at, value, "o", color=RED, ms=5)
-        axes.annotate(label, (at, value), xytext=(0, -14), textcoords="offset points", ha="center",
-                      color=RED, bbox={"fc": "white", "ec": "none", "pad": 0.5, "alpha": 0.8})
+        axes.annotate(label, (at, value), xytext=(0, -11), textcoords="offset points", ha="center",
+                      color=RED, fontsize=8)
     axes.set(title=title, xlabel=x, ylabel=y)
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_minor_locator(NullLocator())

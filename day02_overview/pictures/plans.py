@@ -28,7 +28,7 @@ def depth_line(one, N):
     axes.annotate(f"L = {cross:.1f}", (cross, N / 1e9), xytext=(6, -14), color=RED,
                   textcoords="offset points")
     axes.annotate("N", (0, N / 1e9), xytext=(4, 4), color=GREY, textcoords="offset points")
-    axes.annotate("without layers", (0, rest / 1e9), xytext=(40, -5), color=INK,
+    axes.annotate("without layers", (0, rest / 1e9), xytext=(48, -1), color=INK,
                   textcoords="offset points")
     axes.set(title=f"C = {one.C}, F = {one.F}", xlabel="layers L", ylabel="parameters, billions",
              xlim=(0, None), ylim=(0, None))
