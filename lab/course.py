@@ -85,10 +85,6 @@ class Lesson:
     def twins(self):
         return self.mutants.with_name(f"{self.id}.twins.toml")
 
-    @property
-    def gaps(self):
-        return self.mutants.with_name(f"{self.id}.gaps.toml")
-
     @cached_property
     def sources(self):
         """The reference, or what a student edition has instead: language -> text."""

@@ -7,7 +7,7 @@ build            `lab build`: notebooks, solutions, tables of contents, the map
 interface        what an exercise may call, written from the code
 verify           `lab verify`: proves the graders by references, stubs, mutants and twins
 twins            references in another style, made by `ast`
-gaps             which kinds of hard inputs graders leave out, and why
+gaps             which kinds of hard inputs graders leave out
 prove            `make test`, `make test-all`, `make soak`: runs units and sums up
 units            what each of these proofs consists of
 proven           proofs/: the lessons proven whole, and what took how long

@@ -36,7 +36,7 @@ def bench(lesson: LessonWord = None, as_json: Json = False):
 
 
 def new(name: Annotated[str, typer.Argument(metavar="ID")]):
-    """Write a new lesson's scaffold: code, Markdown, grader, mutants, twins, gaps."""
+    """Write a new lesson's scaffold: code, Markdown, grader, mutants, twins."""
     from lab.author import scaffold
 
     for path in scaffold.write(name):
@@ -89,7 +89,7 @@ def verify(
     mutants: Annotated[int | None, typer.Option(help="limit for each exercise; all if not given")]
         = None,
     gaps: Annotated[bool, typer.Option("--gaps", help="which kinds of hard inputs and mistakes "
-                                       "each exercise's graders use, and why not the others")]
+                                       "each exercise's graders use, and which never")]
         = False,
     no_record: Annotated[bool, typer.Option("--no-record", help="leave proofs/ as it is")] = False,
 ):

@@ -19,9 +19,9 @@ NEW_LESSON = 60         # seconds of a lesson that was never proven: the most th
 
 
 def files(lesson):
-    """A lesson's own files: module, kernels, prose, graders, mutants, twins, what is excused."""
+    """A lesson's own files: module, kernels, prose, graders, mutants, twins."""
     paths = [lesson.path(suffix) for suffix in (".md", *course.SUFFIX.values())]
-    paths += [lesson.test, lesson.mutants, lesson.twins, lesson.gaps]
+    paths += [lesson.test, lesson.mutants, lesson.twins]
     return [path for path in paths if path.exists()]
 
 

@@ -29,7 +29,7 @@ def rename(lesson, old, new):
 
 def files(lesson):
     return [path for path in (*map(lesson.path, (".py", ".cu", ".md")), lesson.bench, lesson.test,
-                              lesson.mutants, lesson.twins, lesson.gaps) if path.exists()]
+                              lesson.mutants, lesson.twins) if path.exists()]
 
 
 def renamed(path, old, new):

@@ -94,10 +94,6 @@ shows = "no_sign"
 body = "return 2 * abs(x)"
 """
 
-GAPS = """# What the graders of {short} leave out of the kinds in lab/judge/adversarial.py, and why.
-# `lab verify --gaps` shows it. A row: [[gap]], exercises = ["double"], kinds = ["far"], why = "…"
-"""
-
 TWINS = """# Right answers in another style, which the graders of {short} must let pass.
 
 [[twin]]
@@ -121,7 +117,7 @@ def write(name):
                           f"there are {', '.join(sorted(letters))}")
     lesson = Lesson(name, floor.name)
     files = {lesson.path(".py"): REFERENCE, lesson.markdown: MARKDOWN, lesson.test: GRADER,
-             lesson.mutants: MUTANTS, lesson.twins: TWINS, lesson.gaps: GAPS}
+             lesson.mutants: MUTANTS, lesson.twins: TWINS}
     there = [str(p.relative_to(ROOT)) for p in files if p.exists()]
     if there:
         raise CourseError(f"{', '.join(there)} already exist; nothing was written")

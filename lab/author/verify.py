@@ -8,7 +8,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 from lab import course
-from lab.author import gaps, proven, twins
+from lab.author import proven, twins
 from lab.author.gaps import GUESSES
 from lab.course import CourseError
 from lab.judge import forked, mutants
@@ -16,7 +16,6 @@ from lab.judge.candidate import Candidate, reference
 from lab.judge.verdict import Verdict
 
 FEWEST = 3              # mutants of an exercise
-WITHOUT_IDS = 5         # those of one whose lesson has no ids of mistakes
 
 
 def verify(lessons, jobs=1, console=None, most=None, record=False):
@@ -88,8 +87,6 @@ class Proof:
         self.seconds = 0.0
         self.wrong, self.right = [], []         # [(mutant or twin, its candidate)]
         self.broken = ""                        # why they cannot be made
-        self.by_id = False                      # whether all mutants show ids
-        self.observed = {}
         stubs = Candidate(lesson.stubs, dict.fromkeys(lesson.stubs, "stub"))
         self.untouched = self.grade(stubs)
         self.complaint = pool.submit(
@@ -97,8 +94,7 @@ class Proof:
         self.references, self.verdicts = [], []
         if not lesson.answered:                 # mutants are made of the reference
             return
-        self.references = [self.grade(reference(lesson), e.name, self.observed)
-                           for e in lesson.exercises]
+        self.references = [self.grade(reference(lesson), e.name) for e in lesson.exercises]
         self.make_answers(most)
         self.verdicts = [self.grade(candidate, one["exercise"])
                          for one, candidate in [*self.wrong, *self.right]]
@@ -107,10 +103,9 @@ class Proof:
         """The mutants and twins; of each exercise `most` at most."""
         lesson = self.lesson
         try:
-            self.by_id = mutants.by_id(lesson)
             self.wrong = [(m, mutants.mutate(lesson, m)) for m in mutants.mutants(lesson)]
-            free = twins.twins(lesson) if self.by_id else []
-            self.right = [(t, mutants.mutate(lesson, t)) for t in mutants.twins(lesson) + free]
+            self.right = [(t, mutants.mutate(lesson, t))
+                          for t in mutants.twins(lesson) + twins.twins(lesson)]
         except (CourseError, KeyError, ValueError, SyntaxError) as error:
             self.broken = str(error)
         self.counts = Counter(m["exercise"] for m, _ in self.wrong)
@@ -120,12 +115,12 @@ class Proof:
                                        [(m, c) for m, c in pairs if m["exercise"] == e.name][:most]]
                                       for pairs in (self.wrong, self.right))
 
-    def grade(self, candidate, name=None, observed=None):
+    def grade(self, candidate, name=None):
         """A grading that waits for its turn: its result is [Verdict]."""
         def run():
             began = time.monotonic()
             try:
-                return graders.of(self.lesson).grade(candidate, name and [name], observed)
+                return graders.of(self.lesson).grade(candidate, name and [name])
             except CourseError as error:
                 graders.drop()          # it has ended; the gradings after this one go on
                 return [Verdict(name or self.lesson.id, "error", None, 0, str(error))]
@@ -144,10 +139,6 @@ class Proof:
         rows = [row(v.name, "the reference passes", v.verdict == "pass" or (
                     None if v.verdict == "not_proven_here" else False),
                     f"{v.verdict}: {v.message}") for v in references]
-        if lesson.answered and not self.broken and not self.by_id:
-            rows += [row(gap["exercise"], "no kind of hard input or mistake is left open",
-                         not gap["open"] and not gap["stale"], "; ".join(gaps.text([gap])[1:]))
-                     for gap in gaps.examine(lesson, self.observed)]
         rows += [row(v.name, "the stub is not attempted", v.verdict == "not_attempted",
                      f"{v.verdict}: {v.message}") for v in self.untouched.result()]
         if self.complaint:
@@ -159,12 +150,11 @@ class Proof:
         if self.broken:
             return [*rows, row("", "the mutants and twins can be made", False, self.broken)]
         if lesson.answered:
-            rows += [row(e.name, f"at least {least} mutants", self.counts[e.name] >= least,
-                         f"{self.counts[e.name]} mutants") for e in lesson.exercises
-                     if (least := fewest_mutants(e, self.by_id))]
-            rows += [row(e.name, f"at least {least} twins", self.twins[e.name] >= least,
+            rows += [row(e.name, f"at least {FEWEST} mutants", self.counts[e.name] >= FEWEST,
+                         f"{self.counts[e.name]} mutants") for e in lesson.exercises]
+            rows += [row(e.name, "at least 1 twin", self.twins[e.name] > 0,
                          f"{self.twins[e.name]} twins")
-                     for e in lesson.exercises if (least := fewest_twins(e, self.by_id))]
+                     for e in lesson.exercises if not e.name.startswith(GUESSES)]
             rows += self.answers()
         return rows
 
@@ -177,10 +167,9 @@ class Proof:
                 for (twin, _), v in zip(self.right, verdicts[len(wrong):], strict=True)]
         for number, ((mutant, _), verdict) in enumerate(zip(self.wrong, wrong, strict=True)):
             others = [v for i, v in enumerate(wrong) if i != number]
-            problem = (shows_other(mutant["shows"], verdict, others) if "shows" in mutant else
-                       unlike(mutant["says"], verdict, [v.message for v in others]))
-            name = mutant.get("shows") or f"with the message {mutant['says']!r}"
-            change = f"{mutant['find']!r} -> {mutant['replace']!r}" if "find" in mutant else name
+            problem = shows_other(mutant["shows"], verdict, others)
+            change = (f"{mutant['find']!r} -> {mutant['replace']!r}" if "find" in mutant else
+                      mutant["shows"])
             rows.append(self.row(mutant["exercise"], f"mutant {change}", not problem, problem))
         return rows
 
@@ -197,35 +186,6 @@ def shows_other(mistake, verdict, others):
                 and v.name == verdict.name and v.mistake != mistake]:
         return f"{mistake} and {same[0]} have the same sentence: {verdict.sentence}"
     return ""
-
-
-def unlike(says, verdict, others):
-    """How the verdict on a mutant that `says` something is not as it should be, "" where it is.
-    others: the messages of the lesson's other mutants."""
-    if len(says.split()) < 3:
-        return f"says {says!r}: three words or more"
-    if verdict.verdict != "fail":
-        return f"{verdict.verdict}, expected fail: {verdict.message}"
-    if says not in verdict.message:
-        return f"the message does not say {says!r}: {verdict.message}"
-    if any(says in message for message in others):
-        return f"{says!r} is in another mutant's message too"
-    return ""
-
-
-def fewest_mutants(exercise, by_id):
-    """The least number of mutants of an exercise."""
-    return FEWEST if by_id or exercise.name.startswith(GUESSES) else WITHOUT_IDS
-
-
-def fewest_twins(exercise, by_id):
-    """The least number of twins of an exercise, 0 for a guess. In a lesson without ids it is three
-    where learners' styles differ most: in the kernels and engine parts of the core path."""
-    if exercise.name.startswith(GUESSES):
-        return 0
-    lesson = exercise.lesson
-    many = lesson.core and lesson.floor in ("layer1_kernels", "layer3_system")
-    return 3 if many and not by_id else 1
 
 
 def does_not_compile(text):

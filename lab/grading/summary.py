@@ -80,14 +80,11 @@ def mistakes(students, lesson):
 
 
 def kind(known, result):
-    """(kind, the mistake). Of a wrong answer that the course knows: "when" and the words for it, or
-    "change" and its change of the reference, (find, replace). Else "message" and its first line."""
+    """(kind, the mistake). Of a wrong answer that the course knows: "when" and the words for it.
+    Else "message" and its first line."""
     for mutant in known:
-        if fits(mutant, result.exercise, result):
-            if "when" in mutant:
-                return "when", mutant["when"]
-            if "says" in mutant and "find" in mutant:
-                return "change", (mutant["find"].strip(), mutant["replace"].strip())
+        if "when" in mutant and fits(mutant, result.exercise, result):
+            return "when", mutant["when"]
     return "message", one_line(result.sentence or result.message.strip().partition("\n")[0])
 
 

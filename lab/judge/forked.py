@@ -104,14 +104,12 @@ class Grader:
         request = {"lesson": lesson.id, "fingerprint": lesson.fingerprint}
         self.child = Child(__name__, request, (*more, *modules(lesson, earlier, names)), place)
 
-    def grade(self, candidate, names=None, observed=None, passed=()):
+    def grade(self, candidate, names=None, passed=()):
         """Verdicts, as check.grade has them. CourseError where the process has ended.
 
         passed: as for check.verdicts
-        observed: filled with {exercise: (uses, takes)} of an Observer
         """
-        request = {"candidate": asdict(candidate), "names": names,
-                   "observe": observed is not None, "passed": list(passed)}
+        request = {"candidate": asdict(candidate), "names": names, "passed": list(passed)}
         deadline = time.monotonic() + PATIENCE
         try:
             self.child.connection.settimeout(PATIENCE)
@@ -122,9 +120,6 @@ class Grader:
                                      f"{self.child.output()[-500:]}") from None
         if "refused" in answer:
             raise course.CourseError(answer["refused"])
-        if observed is not None:
-            observed |= {name: tuple(map(set, kinds))
-                         for name, kinds in answer["observed"].items()}
         return [Verdict(**v) for v in answer["verdicts"]]
 
     def close(self):
@@ -144,12 +139,10 @@ def main(connection, request):
         if lesson.fingerprint != request["fingerprint"]:
             answer(refused=f"{lesson.id} has changed since this program read it: start it again")
             continue
-        observed = {} if question["observe"] else None
         candidate = Candidate(**question["candidate"])
-        verdicts = check.verdicts(lesson, candidate, question["names"], place, observed=observed,
+        verdicts = check.verdicts(lesson, candidate, question["names"], place,
                                   passed=question["passed"])
-        answer(verdicts=[asdict(v) for v in verdicts],
-               observed={name: observer.kinds() for name, observer in (observed or {}).items()})
+        answer(verdicts=[asdict(v) for v in verdicts])
 
 
 def next_request(connection):

@@ -3,9 +3,9 @@ mistake, and twins, which are right in another style.
 
 A row of <lesson>.mutants.toml or .twins.toml says how an exercise is written differently: `body`
 is what stands below its comment `exercise:`, `text` the whole of it, with helpers before it, and
-`find` with `replace` a change of the reference. A mutant `shows` the id of its mistake; in lessons
-without ids it `says` a part of its message. [[guesses]] makes a mutant of each wrong answer to a
-prediction or a choice, wrong = {"3.0" = "reads_alone"}, and a twin of `right`.
+`find` with `replace` a change of the reference. A mutant `shows` the id of its mistake. [[guesses]]
+makes a mutant of each wrong answer to a prediction or a choice, wrong = {"3.0" = "reads_alone"},
+and a twin of `right`.
 """
 
 import ast
@@ -18,11 +18,10 @@ from lab.judge.adversarial import INPUTS, MISTAKES
 from lab.judge.candidate import reference
 
 CHANGES = ("body", "text", "find")      # of these a row has one
-NAMES = ("shows", "says")               # and a mutant one of these
 
 
 def mutants(lesson):
-    """[{exercise, body, text or find and replace, shows or says, when?, kind?}] of a lesson."""
+    """[{exercise, body, text or find and replace, shows, when?, kind?}] of a lesson."""
     file = read(lesson.mutants)
     rows = file.get("mutant", []) + [
         {"exercise": guess["exercise"], "body": returning(answer), "shows": mistake}
@@ -31,7 +30,7 @@ def mutants(lesson):
         if row.get("kind", "work") not in INPUTS | MISTAKES:
             raise CourseError(f"{lesson.mutants.name}: kind {row['kind']!r}, expected one of "
                               f"{', '.join(INPUTS | MISTAKES)}")
-        one_of(NAMES, row, lesson.mutants)
+        one_of(("shows",), row, lesson.mutants)
     return rows
 
 
@@ -41,12 +40,6 @@ def twins(lesson):
         {"exercise": guess["exercise"], "style": f"the guess {guess['right']}",
          "body": returning(guess["right"])}
         for guess in read(lesson.mutants).get("guesses", []) if "right" in guess]
-
-
-def by_id(lesson):
-    """Whether a lesson has moved: all its mutants show the ids of their mistakes."""
-    rows = mutants(lesson)
-    return bool(rows) and all("shows" in row for row in rows)
 
 
 def read(path):
@@ -93,11 +86,8 @@ def replaced(whole, mutant, exercise):
 
 
 def fits(mutant, exercise, failure):
-    """Whether a failure of an exercise shows a mutant's mistake. failure: what has .mistake and
-    .message"""
-    return mutant["exercise"] == exercise and (
-        mutant["shows"] == failure.mistake if "shows" in mutant else
-        mutant["says"] in failure.message)
+    """Whether a failure of an exercise shows a mutant's mistake. failure: what has .mistake"""
+    return (mutant["exercise"], mutant["shows"]) == (exercise, failure.mistake)
 
 
 def with_likely_causes(lesson, verdicts):

@@ -193,7 +193,7 @@ LONG_FUNCTIONS = {
         "layer1_kernels/k20_grouped_gemm.py: check"},
     "a list of rules, a statement each": {
         "layer3_system/planner.py: plan_faults", "layer3_system/s07_engine.py: check_engine",
-        "lab/author/verify.py: Proof.rows", "layer2_graph/decode_ladder/report.py: text"},
+        "layer2_graph/decode_ladder/report.py: text"},
     "a table: what is there, a row each": {
         "day02_overview/profiles.py: model", "layer2_graph/decode_ladder/ladder.py: ladder"},
     "a command: from its words to its end, or a run that is measured, step by step": {

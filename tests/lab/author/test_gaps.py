@@ -4,7 +4,6 @@ import pytest
 
 from lab import course
 from lab.author import gaps
-from lab.course import CourseError
 
 
 def required(lesson, exercise, *takes):
@@ -35,32 +34,16 @@ def test_large_sizes_are_asked_for_where_integers_have_a_width():
     assert not far & required("s06", "page_hash")
 
 
-@pytest.fixture
-def lesson(tmp_path, monkeypatch):
-    one = course.find("r01_roofline")
-    file = tmp_path / "r01_roofline.gaps.toml"
-    monkeypatch.setattr(course.Lesson, "gaps", file)
-    file.write_text("")
-    return one, file
-
-
-def test_a_kind_is_used_or_excused_or_open(lesson):
-    one, file = lesson
-    before = {row["exercise"]: row for row in gaps.examine(one)}
-    left_open = before["attainable"]["open"]
-    assert left_open and not before["predict_intensity_of_matmul"]["open"]
-    file.write_text(f"[[gap]]\nexercises = ['*']\nkinds = {left_open}\nwhy = 'for a test'\n"
-                    "[[gap]]\nexercises = ['attainable']\nkinds = ['ignored']\nwhy = 'wrong'\n")
-    after = {row["exercise"]: row for row in gaps.examine(one)}
-    assert after["attainable"]["open"] == [] and after["attainable"]["stale"] == ["ignored"]
-    lines = "\n".join(gaps.text(after.values()))
-    assert "STALE, used after all: ignored" in lines and "for a test" in lines
-
-
-@pytest.mark.parametrize("row", ["exercises = ['nobody']\nkinds = ['one']",
-                                 "exercises = ['count_add']\nkinds = ['onne']"])
-def test_an_excuse_for_nothing_is_refused(lesson, row):
-    one, file = lesson
-    file.write_text(f"[[gap]]\n{row}\nwhy = 'w'\n")
-    with pytest.raises(CourseError, match="expected an exercise of r01_roofline and a kind"):
-        gaps.excuses(one)
+def test_a_kind_is_used_or_open(monkeypatch, tmp_path):
+    monkeypatch.setattr(course.Lesson, "mutants", tmp_path / "r01_roofline.mutants.toml")
+    lesson = course.find("r01_roofline")
+    rows = {row["exercise"]: row for row in gaps.examine(lesson)}
+    left_open = rows["attainable"]["open"]
+    assert left_open and not rows["predict_intensity_of_matmul"]["open"]
+    assert not set(left_open) & set(rows["attainable"]["uses"])
+    lesson.mutants.write_text(f'[[mutant]]\nexercise = "attainable"\nshows = "a"\nbody = "return 0"'
+                              f'\nkind = "{left_open[0]}"\n')
+    rows = {row["exercise"]: row for row in gaps.examine(lesson)}
+    assert left_open[0] in rows["attainable"]["uses"]
+    assert rows["attainable"]["open"] == left_open[1:]
+    assert f"OPEN: {', '.join(left_open[1:])}" in "\n".join(gaps.text(rows.values()))
