@@ -13,7 +13,7 @@ THEIRS = ("torch", "torch.compile", "library", "cublas", "flash", "cudnn", "sdpa
 BASELINES = ("eager", *THEIRS, "pair")
 
 
-def measure_side_by_side(families, limit=60, device=None):
+def measure_side_by_side(families, limit=12, device=None):
     """Measure all ways of all families, a copy and a read, from cold caches and by turns.
 
     families: {family: (FLOPs, bytes that must move, {way: function without arguments})}. A fourth

@@ -10,6 +10,6 @@ def bench():
     device = Gpu()
     side = large_side(device)
     jobs = [*roof_jobs(device), add_job(device), matmul_job(device, 1, side, side, "one_row")]
-    timings = measure(jobs, device, limit=30)
+    timings = measure(jobs, device, limit=12)
     roofs = {job.name: job.moved / timings[job.name].seconds for job in jobs[:2]}   # copy, read
     return {job.name: row(job, timings[job.name], roofs) for job in jobs}

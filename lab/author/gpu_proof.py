@@ -1,4 +1,8 @@
-"""`make gpu`: the tests and the bench that need a GPU, in slices of at most 9 minutes a call."""
+"""`make gpu`: the tests and the bench that need a GPU, in slices of at most 9 minutes a call.
+
+The files of tests share the GPU, since what they take is the time of compilers; a bench has it
+alone.
+"""
 
 import json
 import os
@@ -7,7 +11,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,9 +52,9 @@ class Outcome:
 
 
 def run(name, command, limit):
-    """Run a unit and pass its output on as it comes. limit: seconds until it is stopped."""
+    """Run a unit and pass its output on when it has ended. limit: seconds until it is stopped."""
     command = ["timeout", "--kill-after=5", f"{limit:.0f}", *command]
-    print(f"\n== {name}: {' '.join(command)}", flush=True)
+    said = [f"\n== {name}: {' '.join(command)}\n"]
     outcome = Outcome()
     begun = time.monotonic()
     # A session of its own, so that its workers can be ended with it.
@@ -57,7 +63,7 @@ def run(name, command, limit):
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         for line in process.stdout:
-            print(line, end="", flush=True)
+            said.append(line)
             outcome.said = line.strip(" =\n") or outcome.said
             if UNDECIDED.match(line):
                 outcome.undecided.append(line.strip())
@@ -65,6 +71,7 @@ def run(name, command, limit):
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
+        print("".join(said), end="", flush=True)
     outcome.seconds = time.monotonic() - begun
     return outcome
 
@@ -113,12 +120,57 @@ def earlier_units(journal, record):
         raise CourseError(f"{journal} is damaged: delete it to begin again") from None
 
 
+class Slice:
+    """The units of one call: those that no earlier slice has done, until the time is up."""
+
+    def __init__(self, planned, record, journal):
+        """planned: {unit: command}    record: what is written, whose units are those done"""
+        self.planned = planned
+        self.record = record
+        self.journal = journal
+        self.begun = time.monotonic()
+        self.ran = 0
+        self.writing = threading.Lock()
+
+    @property
+    def rows(self):
+        return self.record["units"]
+
+    def attempt(self, name):
+        """Run a unit and keep its row. What is stopped as the slice ends has a whole one next
+        time, unless it had one."""
+        left = SLICE - (time.monotonic() - self.begun)
+        if left < 1:
+            return
+        whole = not self.ran
+        row = run_unit(name, self.planned[name], left)
+        if row["exit_code"] in TIMED_OUT and not whole:
+            return
+        with self.writing:
+            self.ran += 1
+            self.record["units"] = {each: {**self.rows, name: row}[each] for each in self.planned
+                                    if each in self.rows or each == name}
+            records.write(self.journal, self.record)
+
+    def run(self):
+        """The files of tests at once; one that failed so again, alone; then each bench, alone."""
+        left = [name for name in self.planned if name not in self.rows]
+        tests = [name for name in left if not name.startswith("bench ")]
+        with ThreadPoolExecutor(device.workers()) as pool:
+            list(pool.map(self.attempt, tests))
+        for name in tests:
+            if name in self.rows and self.rows[name]["exit_code"] not in (0, *TIMED_OUT):
+                self.attempt(name)
+        for name in left:
+            if name not in tests:
+                self.attempt(name)
+
+
 def prove():
-    """One slice: the units that no earlier slice has done, until the time is up; the exit code.
+    """One slice; the exit code.
 
     0: everything ran and passed. 1: something failed. 3: not finished, or a test did not decide.
     """
-    begun = time.monotonic()
     gpu = device.gpu()
     if gpu is None:
         print(NO_GPU)
@@ -126,19 +178,10 @@ def prove():
     file = records.path_of(gpu)
     journal = file.with_suffix(".partial.json")
     record = records.about(gpu)
-    rows = record["units"] = earlier_units(journal, record)
+    record["units"] = earlier_units(journal, record)
     planned = gpu_units()
-    ran = 0
-    for name, command in planned.items():
-        left = SLICE - (time.monotonic() - begun)
-        if name in rows or left < 1:
-            continue
-        row = run_unit(name, command, left)
-        if row["exit_code"] in TIMED_OUT and ran:
-            break                   # it gets a whole slice next time
-        rows[name] = row
-        ran += 1
-        records.write(journal, record)
+    Slice(planned, record, journal).run()
+    rows = record["units"]
     whole = len(rows) == len(planned)
     if whole:
         records.write(file, record)

@@ -98,6 +98,22 @@ def test_slices_go_on_where_the_last_one_stopped(course, monkeypatch, capsys):
     assert ran == ["tests/test_a.py", "bench copy", "bench matmul"] and not journal.exists()
 
 
+def test_files_of_tests_share_the_gpu_and_one_that_failed_runs_again_alone(course, monkeypatch):
+    """Each waits until the other runs; the second finds the first's file only when it is alone."""
+    meet = "for _ in range(600):\n    if Path({other!r}).exists(): break\n    time.sleep(0.1)\n"
+    start = "import sys, time; from pathlib import Path\nPath({own!r}).touch()\n" + meet
+    monkeypatch.setattr(gpu_proof.device, "workers", lambda: 2)
+    monkeypatch.setattr(gpu_proof, "gpu_units", lambda: {
+        "tests/test_a.py": python(start.format(own="a", other="b") + "time.sleep(1)\n"
+                                  "Path('ended').touch()"),
+        "tests/test_b.py": python(start.format(own="b", other="a") +
+                                  "sys.exit(not Path('ended').exists())")})
+    monkeypatch.setattr(gpu_proof, "SLICE", 60)
+    assert gpu_proof.prove() == 0
+    record = json.loads((course / "benchmarks" / "nvidia-test-1.json").read_text())
+    assert list(record["units"]) == ["tests/test_a.py", "tests/test_b.py"]
+
+
 def test_changed_sources_begin_again(course, monkeypatch):
     journal = course / "benchmarks" / "nvidia-test-1.partial.json"
     rows = {"tests/test_a.py": {"exit_code": 0}}
