@@ -24,6 +24,7 @@ from lab.measure import records
 from lab.setup import NO_GPU
 
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-rfEsx"]
+BENCH = "bench "                                    # how the names of such units begin
 SLICE = 9 * 60 - 15                                 # seconds: 9 minutes less start and end
 TIMED_OUT = (124, 137)                              # how timeout(1) ends at its limit
 
@@ -57,9 +58,11 @@ def run(name, command, limit):
     said = [f"\n== {name}: {' '.join(command)}\n"]
     outcome = Outcome()
     begun = time.monotonic()
-    # A session of its own, so that its workers can be ended with it.
-    process = subprocess.Popen(command, cwd=ROOT, start_new_session=True, text=True,
-                               errors="replace", stdin=subprocess.DEVNULL,
+    # A session of its own, so that its workers can be ended with it. Tests run beside others: a
+    # thread for each keeps the cores from being shared by more.
+    threads = {} if name.startswith(BENCH) else {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, cwd=ROOT, env=os.environ | threads, start_new_session=True,
+                               text=True, errors="replace", stdin=subprocess.DEVNULL,
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         for line in process.stdout:
@@ -93,14 +96,14 @@ def gpu_units():
         reason = (listed.stderr.strip() or "no reason given").splitlines()[-1]
         raise CourseError(f"the bench cannot list its units: {reason}")
     return {**{path: [*PYTEST, "-m", "gpu", path] for path in units.marked("gpu")},
-            **{f"bench {name}": [*bench, "--unit", name] for name in listed.stdout.split()}}
+            **{f"{BENCH}{name}": [*bench, "--unit", name] for name in listed.stdout.split()}}
 
 
 def run_unit(name, command, limit):
     """One unit's row of the record."""
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.json"
-        bench = name.startswith("bench ")
+        bench = name.startswith(BENCH)
         outcome = run(name, [*command, "--out", str(results)] if bench else command, limit)
         row = {"exit_code": outcome.exit_code, "counts": outcome.counts(), "said": outcome.said,
                "not_proven": outcome.undecided, "seconds": round(outcome.seconds, 1)}
@@ -155,7 +158,7 @@ class Slice:
     def run(self):
         """The files of tests at once; one that failed so again, alone; then each bench, alone."""
         left = [name for name in self.planned if name not in self.rows]
-        tests = [name for name in left if not name.startswith("bench ")]
+        tests = [name for name in left if not name.startswith(BENCH)]
         with ThreadPoolExecutor(device.workers()) as pool:
             list(pool.map(self.attempt, tests))
         for name in tests:

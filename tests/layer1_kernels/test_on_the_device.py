@@ -9,6 +9,7 @@ import pytest
 
 from lab import course
 
+MARK = "pytest.mark." + "gpu"           # in one word, this file would count as a GPU test
 LESSONS = [lesson for lesson in course.lessons() if lesson.floor == "layer1_kernels" and any(
     exercise.name.endswith(("_cuda", "_triton")) for exercise in lesson.exercises)]
 
@@ -25,7 +26,7 @@ def used_on_the_device(text):
     for node in ast.parse(text).body:
         if isinstance(node, ast.FunctionDef):
             named[node.name] = words(node)
-            if any(ast.unparse(mark) == "pytest.mark.gpu" for mark in node.decorator_list):
+            if any(ast.unparse(mark) == MARK for mark in node.decorator_list):
                 more.append(node.name)
         elif isinstance(node, ast.Assign):
             named |= {target.id: words(node.value) for target in node.targets
@@ -62,10 +63,10 @@ def test_every_kernel_to_write_is_launched_on_the_device(lesson):
 
 
 def test_what_only_other_tests_launch_is_found():
-    text = """
+    text = f"""
 CUDA = ("add_cuda", "add_vector_cuda")
 
-@pytest.mark.gpu
+@{MARK}
 def test_some():
     vector_add_cuda(x, y, CUDA[0])
 

@@ -17,6 +17,13 @@ def triton_on_the_cpu():
     simulator.deactivate_triton()
 
 
+@pytest.fixture
+def triton_on_the_gpu():
+    simulator.deactivate_triton()
+    yield
+    simulator.activate_triton()
+
+
 def params(B, temperature=1.0, top_k=0, top_p=1.0, uniform=0.0):
     """One value for all rows, or B of them."""
     kinds = torch.float32, torch.int32, torch.float32, torch.float32
@@ -114,7 +121,7 @@ def test_wrong_arguments_are_one_sentence(function, logits, given, says):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_sample_on_the_device(rng, dtype):
+def test_sample_on_the_device(rng, dtype, triton_on_the_gpu):
     B, V = 64, 128_256
     z = torch.from_numpy(rng.standard_normal((B, V)).astype(np.float32) * 3).to(dtype)
     p = params(B, torch.linspace(0, 2, B), torch.arange(B) % 4 * 40, 1 - torch.arange(B) % 3 * 0.2,
