@@ -25,6 +25,7 @@ KNOWN = 0.02        # `measure` stops when every median is known to within 2 %
 # Rounds at a time. The fewest runs of which the fastest and the slowest enclose the true median in
 # 95 of 100 cases: they both lie on one side of it in 2 · (1/2)⁶ of all cases, 3 %.
 ROUNDS = 6
+MOST_FLUSHES = 16   # before a run on a GPU: about a millisecond, in which the host launches it
 
 
 # ---- from runs to numbers
@@ -186,8 +187,7 @@ def measure(jobs, device, limit=8.0):
     timers = {job.name: lambda run=job.run: device.sample(run, 1)[0] for job in jobs}
     if len(timers) < len(jobs):
         raise ValueError(f"jobs need a name each, got {', '.join(job.name for job in jobs)}")
-    for job in jobs:
-        warm_up(job.run, device)
+    warm_up([job.run for job in jobs], device)
     seconds = {name: [] for name in timers}
     end = device.clock() + limit
     while True:
@@ -198,12 +198,14 @@ def measure(jobs, device, limit=8.0):
             return timings
 
 
-def warm_up(run, device):
-    """Run until the one-time costs are paid and the clock rate has risen."""
+def warm_up(runs, device):
+    """Run all until the one-time costs are paid and the clock rate has risen."""
+    for run in runs:
+        time_call(run, device, 1)
     end = device.clock() + device.ramp
-    time_call(run, device, 1)
     while device.clock() < end:
-        time_call(run, device, 1, warmup=0)
+        for run in runs:
+            time_call(run, device, 1, warmup=0)
 
 
 @dataclass(frozen=True)
@@ -315,6 +317,7 @@ class Gpu:
         self.cache = facts.L2_cache_size
         self.large = 16 * self.cache            # four take 0.1 ms on an H100: too little
         self.spill = self.array(4 * self.cache // self.itemsize)
+        self.flushes = {}                       # {run: how many it takes}
 
     def clock(self):
         return time.perf_counter()
@@ -328,20 +331,39 @@ class Gpu:
     def sample(self, run, repeats, cold=True):
         """Seconds of each run of warm work, by the GPU's own clock.
 
-        Events are marks in the queue of work, on torch's current stream. While the GPU is busy with
-        the flush, the host gets ahead and launches: so the launch is not in the time, as long as it
-        is shorter than the flush. The clock of the events ticks about every half microsecond.
+        While the GPU is busy with flushes, the host gets ahead and launches: so the launch is not
+        in the time. What takes the host longer than MOST_FLUSHES, such as a model op by op, has its
+        launches in its time: there the host decides.
         """
-        event = self.torch.cuda.Event
-        marks = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(repeats)]
-        for began, ended in marks:
-            if cold:
-                self.flush()
-            began.record()
-            run()
-            ended.record()
+        if cold and run not in self.flushes:
+            self.flushes[run] = self.enough(run)
+        return [self.between_marks(run, self.flushes[run] if cold else 0)[0]
+                for _ in range(repeats)]
+
+    def enough(self, run):
+        """Flushes during which the host launches `run`, and as many again; 1 if no number does."""
+        flushes = 1
+        while flushes <= MOST_FLUSHES:
+            if not self.between_marks(run, flushes)[1]:
+                return 2 * flushes
+            flushes *= 2
+        return 1
+
+    def between_marks(self, run, flushes):
+        """(seconds of one run, whether the GPU was there before all of it was launched).
+
+        Events are marks in the queue of work, on torch's current stream. Their clock ticks about
+        every half microsecond.
+        """
+        began, ended = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
+        for _ in range(flushes):
+            self.flush()
+        began.record()
+        run()
+        late = began.query()                    # has the GPU passed this mark?
+        ended.record()
         self.synchronise()
-        return [began.elapsed_time(ended) / 1e3 for began, ended in marks]
+        return began.elapsed_time(ended) / 1e3, late
 
     def array(self, *shape):
         """Random numbers: on zeros a GPU draws less power and clocks higher."""

@@ -3,7 +3,7 @@
 # make test-all    everything that can be proven here but the soaks; interrupted, it goes on
 #                  SLICE=9m: begin nothing after nine minutes, and go on at the next call
 # make soak        what takes hours: thousands of steps and requests, seeds by the hundred
-# make gpu         the GPU tests and the bench, a slice of at most 9 minutes a call
+# make gpu         the GPU tests and the bench, a slice of 9 minutes a call, or of SLICE=7m
 # make test-versions   the simulator's tests on the oldest and the newest compilers supported
 # make compiled    what the compilers make of the shipped kernels for Hopper; needs no GPU
 # make speed       the simulator against other simulators and its targets, CPU seconds on this machine
@@ -27,7 +27,8 @@ speed: set-up
 	@.venv/bin/python -m lab.author.simulator_speed --wheels $(torch_wheels)/cpu
 
 # A machine lent for its GPU may hold torch already and reach no package index.
+prove_gpu := -m lab.author.prove gpu $(if $(SLICE),--slice $(SLICE))
 gpu_here := import pytest, sys, torch; sys.exit(not torch.cuda.is_available())
 gpu:
-	@if python3 -c '$(gpu_here)' 2>/dev/null; then exec python3 -m lab.author.prove gpu; fi; \
-	$(call set_up,--need-gpu) && .venv/bin/python -m lab.author.prove gpu
+	@if python3 -c '$(gpu_here)' 2>/dev/null; then exec python3 $(prove_gpu); fi; \
+	$(call set_up,--need-gpu) && .venv/bin/python $(prove_gpu)

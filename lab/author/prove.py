@@ -348,13 +348,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("landing", "all", "soak", "gpu"))
     parser.add_argument("--slice", type=in_seconds, metavar="TIME",
-                        help="of `all`: begin nothing after so long, and go on next time")
+                        help="of `all` and `gpu`: begin nothing after so long, and go on next time")
     options = parser.parse_args()
-    if options.slice and options.what != "all":
-        parser.error("--slice is for `all`")
+    if options.slice and options.what not in ("all", "gpu"):
+        parser.error("--slice is for `all` and `gpu`")
     try:
         if options.what == "gpu":
-            return gpu_proof.prove()
+            return gpu_proof.prove(options.slice)
         code, proof = full(options.slice) if options.what == "all" else (
             {"landing": landing, "soak": soak}[options.what]())
         print(counts(proof.rows))

@@ -84,9 +84,7 @@ def pace(request):
     with place.pace(lesson, candidate) as (mine, own):
         def compare(name, *arguments):
             seed = request.config.stash.get(SEED, 0)
-            with pacing.alone():
-                ratio = pacing.compare(mine, own, name, arguments, seed=seed)
-            request.node.stash[RATIO] = ratio
+            request.node.stash[RATIO] = pacing.compare(mine, own, name, arguments, seed=seed)
 
         yield compare
 

@@ -20,7 +20,8 @@ def bind(kernel_name, variables, declared, arguments, space):
 
     variables   ptx.Variable of each parameter
     declared    signature.Parameter of each, or None
-    space       AddressSpace that receives a Segment for each array
+    space       AddressSpace that receives a Segment for each array; None where arguments are only
+                checked, and arrays may lie on a GPU
     """
     if declared is None or len(declared) != len(variables):
         declared = [Parameter(f"parameter {i}", "", None) for i in range(len(variables))]
@@ -56,13 +57,16 @@ def encode(variable, parameter, value, space):
     if isinstance(value, Texture):
         if parameter.type not in ("cudaTextureObject_t", ""):
             raise ArgumentProblem("takes no texture")
-        return space.add_texture(value).to_bytes(8, "little")
+        return space.add_texture(value).to_bytes(8, "little") if space else bytes(8)
     if is_array(value):
         if parameter.type == "cudaTextureObject_t":
             raise ArgumentProblem("takes a simulator.Texture(array), not an array "
                                   f"{describe(value)}")
         if variable.size != 8 or parameter.pointer is False:
             raise ArgumentProblem(f"takes one value, not an array {describe(value)}")
+        check_array(value, parameter)
+        if space is None:
+            return bytes(8)
         segment = space.add(segment_of(value, parameter))
         segment.opaque = parameter.type.startswith("curandState")
         return segment.base.to_bytes(8, "little")
@@ -151,13 +155,16 @@ def describe(value):
     return f"of {dtype_name(value)}, shape {tuple(value.shape)}"
 
 
-def segment_of(value, parameter):
-    """The memory of an array as a Segment, after a check of its element type."""
+def check_array(value, parameter):
     check_element(value, parameter)
+    if isinstance(value, np.ndarray) and not value.flags.c_contiguous:
+        raise ArgumentProblem("takes a C-contiguous array; use np.ascontiguousarray")
+
+
+def segment_of(value, parameter):
+    """The memory of an array as a Segment."""
     name = dtype_name(value)
     if isinstance(value, np.ndarray):
-        if not value.flags.c_contiguous:
-            raise ArgumentProblem("takes a C-contiguous array; use np.ascontiguousarray")
         data = value.reshape(-1).view(np.uint8) if value.size else np.zeros(0, np.uint8)
         return Segment(data, parameter.name, name, writable=value.flags.writeable)
     return tensor_segment(value, parameter.name)

@@ -5,12 +5,12 @@ stream where torch is in use. numpy arrays are copied in and, where the kernel m
 """
 
 import tempfile
+from functools import lru_cache
 
 import numpy as np
 
 from . import arguments, nvrtc, signature
 from .errors import CompileError
-from .memory import AddressSpace
 from .ptx import GRID_WORKSPACE
 from .session import session
 from .textures import Texture
@@ -111,14 +111,18 @@ def current_stream(cupy):
     """torch's current stream as CuPy's, or CuPy's own if torch is not in use."""
     torch = arguments.torch_module()
     if torch is not None and torch.cuda.is_available():
-        return cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream)
+        return external_stream(cupy, torch.cuda.current_stream().cuda_stream)
     return cupy.cuda.get_current_stream()
+
+
+@lru_cache(maxsize=64)
+def external_stream(cupy, address):
+    return cupy.cuda.ExternalStream(address)
 
 
 def device_arguments(cupy, name, function, declared, args):
     """-> CuPy's arguments, and [(numpy array, its copy on the device)] to copy back."""
-    pointers = [on_cpu_twin(a) for a in args]
-    arguments.bind(name, function.parameters, declared, pointers, AddressSpace())
+    arguments.bind(name, function.parameters, declared, args, None)
     values = []
     copies = []
     for value, variable in zip(args, function.parameters, strict=True):
@@ -170,13 +174,6 @@ def texture_object(cupy, texture, linear):
             runtime.cudaReadModeNormalizedFloat, normalizedCoords=int(texture.normalized))
         texture.on_gpu[linear] = objects.TextureObject(resource, descriptor)
     return texture.on_gpu[linear]
-
-
-def on_cpu_twin(value):
-    """A CUDA tensor is checked by its type alone; its CPU twin holds nothing."""
-    if arguments.is_tensor(value) and value.device.type == "cuda":
-        return value.new_empty(value.shape, device="cpu")
-    return value
 
 
 def tensor_pointer(name, tensor, copies, cupy):

@@ -25,6 +25,8 @@ STANDARD_OPTIONS = ("-lineinfo", "--std=c++17", "-default-device",
                     # <math.h> defines these; NVRTC has no <math.h>
                     "-DINFINITY=__int_as_float(0x7f800000)", "-DNAN=__int_as_float(0x7fffffff)")
 
+NO_CACHE = "--no-cache"         # where there is a driver, a second compilation would leave no log
+
 
 class Compiled(NamedTuple):
     ptx: str
@@ -161,7 +163,8 @@ class Program:
         check(library().nvrtcAddNameExpression(self.handle, name.encode()))
 
     def compile(self, options):
-        array = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+        options = [option.encode() for option in (*options, NO_CACHE)]
+        array = (ctypes.c_char_p * len(options))(*options)
         if library().nvrtcCompileProgram(self.handle, len(options), array):
             raise compile_error(self.log(), self.source, self.path)
 

@@ -2,6 +2,7 @@
 kernel_param_0."""
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 
@@ -37,13 +38,15 @@ def strip_comments(source):
     return re.sub(r"//[^\n]*|/\*.*?\*/", lambda m: re.sub(r"[^\n]", " ", m[0]), source, flags=re.S)
 
 
+@lru_cache(maxsize=512)                     # a launch on a GPU takes less time than reading them
 def parameters(source, name):
     """C parameters of the kernel `name`, or None where the source does not show them (a macro)."""
     base = re.split(r"[<(]", name)[0].split("::")[-1].strip()
     text = strip_comments(source)
     for match in re.finditer(r"__global__[^;{}]*?\b" + re.escape(base) + r"\s*\(", text, re.S):
         inner = text[match.end():closing(text, match.end())]
-        return [parameter(part) for part in split_top(inner) if part.strip() not in ("", "void")]
+        return tuple(parameter(part) for part in split_top(inner)
+                     if part.strip() not in ("", "void"))
     return None
 
 

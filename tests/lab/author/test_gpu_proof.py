@@ -79,23 +79,21 @@ def test_gpu_units_are_recorded(course, capsys):
 def test_slices_go_on_where_the_last_one_stopped(course, monkeypatch, capsys):
     journal = course / "benchmarks" / "nvidia-test-1.partial.json"
     ran = []
-    real = gpu_proof.run_unit
+    real = gpu_proof.Slice.attempt
 
-    def run_unit(name, command, limit):
+    def attempt(self, name):
         ran.append(name)
-        row = real(name, command, limit)
-        monkeypatch.setattr(gpu_proof, "SLICE", 0)      # the time is up
-        return row
+        real(self, name)
+        self.end = 0                                    # the time is up
 
-    monkeypatch.setattr(gpu_proof, "run_unit", run_unit)
+    monkeypatch.setattr(gpu_proof.Slice, "attempt", attempt)
     for done in (1, 2):
-        monkeypatch.setattr(gpu_proof, "SLICE", 60)
-        assert gpu_proof.prove() == 3
+        assert gpu_proof.prove(60) == 3
         assert len(json.loads(journal.read_text())["units"]) == done
     assert "not finished" in capsys.readouterr().out
-    monkeypatch.setattr(gpu_proof, "SLICE", 60)
-    assert gpu_proof.prove() == 0
-    assert ran == ["tests/test_a.py", "bench copy", "bench matmul"] and not journal.exists()
+    ran.clear()
+    assert gpu_proof.prove(60) == 0
+    assert ran == ["bench matmul"] and not journal.exists()
 
 
 def test_files_of_tests_share_the_gpu_and_one_that_failed_runs_again_alone(course, monkeypatch):
@@ -108,8 +106,7 @@ def test_files_of_tests_share_the_gpu_and_one_that_failed_runs_again_alone(cours
                                   "Path('ended').touch()"),
         "tests/test_b.py": python(start.format(own="b", other="a") +
                                   "sys.exit(not Path('ended').exists())")})
-    monkeypatch.setattr(gpu_proof, "SLICE", 60)
-    assert gpu_proof.prove() == 0
+    assert gpu_proof.prove(60) == 0
     record = json.loads((course / "benchmarks" / "nvidia-test-1.json").read_text())
     assert list(record["units"]) == ["tests/test_a.py", "tests/test_b.py"]
 
@@ -129,9 +126,8 @@ def test_a_unit_that_outlasts_a_whole_slice_fails(course, monkeypatch):
         "bench quick": python(
             "import sys; open(sys.argv[-1], 'w').write('{\"results\": {}}')"),
         "bench long": python("import time; time.sleep(60)")})
-    monkeypatch.setattr(gpu_proof, "SLICE", 2)
-    assert gpu_proof.prove() == 3                   # the long one had a part of the slice
-    assert gpu_proof.prove() == 1                   # and then the whole of it
+    assert gpu_proof.prove(2) == 3                  # the long one had a part of the slice
+    assert gpu_proof.prove(2) == 1                  # and then the whole of it
     record = json.loads((course / "benchmarks" / "nvidia-test-1.json").read_text())
     assert record["units"]["bench quick"]["results"] == {}
     assert record["units"]["bench long"]["exit_code"] in gpu_proof.TIMED_OUT

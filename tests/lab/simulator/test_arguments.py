@@ -1,5 +1,9 @@
 """What a kernel may be given, and what the message says when it is given something else."""
 
+import contextlib
+import sys
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -215,3 +219,43 @@ def test_static_shared_memory_ends_at_48_kb_and_counts_by_the_kernel():
     assert shared("b", 48 * 1024) == 24 * 1024
     with pytest.raises(simulator.CompileError, match=r"too much shared data \(0xc008 bytes"):
         shared("a", 48 * 1024 + 8)
+
+
+class Device:
+    """As much of CuPy as a launch asks for; what lies on the device is one more than on the host."""
+
+    def __init__(self):
+        self.launches = []
+        self.cuda = SimpleNamespace(get_current_stream=contextlib.nullcontext)
+        self.shared_size_bytes = 0              # of the one kernel, which this is, too
+
+    def RawModule(self, **options):
+        return SimpleNamespace(get_function=lambda name: self)
+
+    def __call__(self, grid, block, values, shared_mem):
+        self.launches.append((grid, block, values, shared_mem))
+
+    def asarray(self, array):
+        return array + 1
+
+    def asnumpy(self, array):
+        return array
+
+
+def test_a_launch_on_a_gpu_refuses_what_the_simulator_refuses(a, monkeypatch):
+    """And then copies arrays there and, where the kernel may write, back."""
+    device = Device()
+    monkeypatch.setitem(sys.modules, "cupy", device)
+    monkeypatch.setattr("lab.simulator.session.session.chosen", "cuda")
+    kernel = simulator.RawKernel(SCALE, "scale")
+    for wrong in ((a, a, 32), (a.astype(np.float64), a, 32, 2.0), (a[::2], a, 16, 2.0)):
+        with pytest.raises(simulator.KernelError):
+            kernel((1,), (32,), wrong)
+    assert not device.launches
+    b = a.copy()
+    kernel((1,), (32,), (a, b, 32, 2.0))
+    (grid, block, (first, _, n, factor), shared), = device.launches
+    assert (grid, block, shared) == ((1, 1, 1), (32, 1, 1), 0)
+    assert np.array_equal(first, np.arange(1, 33))
+    assert (n, factor) == (32, 2) and n.nbytes == factor.nbytes == 4
+    assert np.array_equal(b, np.arange(1, 33))
