@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -255,7 +254,7 @@ class Cpu:
         self.pool = ThreadPoolExecutor(len(cores))
         self.parts = len(cores)
         self.name = f"{lab.device.cpu_model()}, {len(cores)} cores"
-        self.cache = last_level_cache(cores)
+        self.cache = lab.device.last_level_cache(cores)
         self.large = 4 * self.cache             # STREAM's rule for each array
         self.spill = self.array(self.large // self.itemsize)
 
@@ -331,29 +330,22 @@ class Gpu:
     def sample(self, run, repeats, cold=True):
         """Seconds of each run of warm work, by the GPU's own clock.
 
-        While the GPU is busy with flushes, the host gets ahead and launches: so the launch is not
-        in the time. What takes the host longer than MOST_FLUSHES, such as a model op by op, has its
-        launches in its time: there the host decides.
+        While the GPU is busy with flushes, the host gets ahead: so the launch is not in the time.
+        What takes the host longer than MOST_FLUSHES, such as a model op by op, keeps its launches.
         """
         if cold and run not in self.flushes:
             self.flushes[run] = self.enough(run)
-        return [self.between_marks(run, self.flushes[run] if cold else 0)[0]
-                for _ in range(repeats)]
+        return [self.between_marks(run, cold and self.flushes[run])[0] for _ in range(repeats)]
 
     def enough(self, run):
-        """Flushes during which the host launches `run`, and as many again; 1 if no number does."""
-        flushes = 1
-        while flushes <= MOST_FLUSHES:
-            if not self.between_marks(run, flushes)[1]:
-                return 2 * flushes
-            flushes *= 2
-        return 1
+        """Flushes in which the host launches `run`, and as many again; 1 if no number will do."""
+        return next((2 * n for n in (1, 2, 4, 8, MOST_FLUSHES)
+                     if not self.between_marks(run, n)[1]), 1)
 
     def between_marks(self, run, flushes):
         """(seconds of one run, whether the GPU was there before all of it was launched).
 
-        Events are marks in the queue of work, on torch's current stream. Their clock ticks about
-        every half microsecond.
+        Events are marks in the queue of torch's current stream; their clock ticks twice in a µs.
         """
         began, ended = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
         for _ in range(flushes):
@@ -385,19 +377,6 @@ class Gpu:
 def this_device():
     """The GPU where there is one, else the CPU."""
     return Gpu() if lab.device.gpu() else Cpu()
-
-
-def last_level_cache(cores, root="/sys/devices/system/cpu"):
-    """Bytes of the last-level caches of these cores together; 64 MiB where Linux does not say."""
-    sizes = {}
-    for core in cores:
-        for cache in Path(root, f"cpu{core}", "cache").glob("index*"):
-            level, shared, size = (cache / name for name in ("level", "shared_cpu_list", "size"))
-            if size.exists():
-                key = int(level.read_text()), shared.read_text()    # a shared cache counts once
-                sizes[key] = int(size.read_text().strip().removesuffix("K")) * 1024
-    last = max((level for level, _ in sizes), default=None)
-    return sum(size for (level, _), size in sizes.items() if level == last) or 64 * 2**20
 
 
 # ---- predictions

@@ -104,6 +104,19 @@ def cpu_model():
     return model[1] if model else platform.machine()
 
 
+def last_level_cache(cores, root="/sys/devices/system/cpu"):
+    """Bytes of the last-level caches of these cores together; 64 MiB where Linux does not say."""
+    sizes = {}
+    for core in cores:
+        for cache in Path(root, f"cpu{core}", "cache").glob("index*"):
+            level, shared, size = (cache / name for name in ("level", "shared_cpu_list", "size"))
+            if size.exists():
+                key = int(level.read_text()), shared.read_text()    # a shared cache counts once
+                sizes[key] = int(size.read_text().strip().removesuffix("K")) * 1024
+    last = max((level for level, _ in sizes), default=None)
+    return sum(size for (level, _), size in sizes.items() if level == last) or 64 * 2**20
+
+
 def workers():
     """How many processes that grade may run at once: one for each core that this process may use,
     by its affinity and by the quota of its control group, and for each WORKER_BYTES of free

@@ -23,7 +23,8 @@ from lab.course import ROOT, CourseError
 from lab.measure import records
 from lab.setup import NO_GPU
 
-PYTEST = [sys.executable, "-m", "pytest", "-q", "-rfEsx"]
+# Files of tests run beside each other: more threads than one would take cores from another.
+PYTEST = ["env", "OMP_NUM_THREADS=1", sys.executable, "-m", "pytest", "-q", "-rfEsx"]
 BENCH = "bench "                                    # how the names of such units begin
 SLICE = 9 * 60 - 15                                 # seconds: 9 minutes less start and end
 TIMED_OUT = (124, 137)                              # how timeout(1) ends at its limit
@@ -55,18 +56,16 @@ class Outcome:
 def run(name, command, limit):
     """Run a unit and pass its output on when it has ended. limit: seconds until it is stopped."""
     command = ["timeout", "--kill-after=5", f"{limit:.0f}", *command]
-    said = [f"\n== {name}: {' '.join(command)}\n"]
+    output = [f"\n== {name}: {' '.join(command)}\n"]
     outcome = Outcome()
     begun = time.monotonic()
-    # A session of its own, so that its workers can be ended with it. Tests run beside others: a
-    # thread for each keeps the cores from being shared by more.
-    threads = {} if name.startswith(BENCH) else {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, cwd=ROOT, env=os.environ | threads, start_new_session=True,
-                               text=True, errors="replace", stdin=subprocess.DEVNULL,
+    # A session of its own, so that its workers can be ended with it.
+    process = subprocess.Popen(command, cwd=ROOT, start_new_session=True, text=True,
+                               errors="replace", stdin=subprocess.DEVNULL,
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         for line in process.stdout:
-            said.append(line)
+            output.append(line)
             outcome.said = line.strip(" =\n") or outcome.said
             if UNDECIDED.match(line):
                 outcome.undecided.append(line.strip())
@@ -74,7 +73,7 @@ def run(name, command, limit):
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-        print("".join(said), end="", flush=True)
+        print("".join(output), end="", flush=True)
     outcome.seconds = time.monotonic() - begun
     return outcome
 
@@ -170,7 +169,7 @@ class Slice:
 
 
 def prove(seconds=None):
-    """One slice of so many seconds, SLICE where None; the exit code.
+    """One slice, of SLICE seconds if None is given; the exit code.
 
     0: everything ran and passed. 1: something failed. 3: not finished, or a test did not decide.
     """

@@ -3,7 +3,6 @@ wrong way to measure has a price that can be worked out beforehand.
 """
 
 from numbers import Real
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -548,70 +547,6 @@ def test_cpu_does_the_work_of_its_jobs():
     cpu.read(a)
     one = cpu.array(1)
     cpu.copy(one, cpu.array(1))                     # fewer numbers than cores
-
-
-def test_last_level_cache_counts_a_shared_cache_once(tmp_path):
-    for core, shared in ((0, "0-1"), (1, "0-1"), (2, "2-3")):
-        for index, (level, size, cores) in enumerate(((1, "32K", core), (3, "8192K", shared))):
-            folder = tmp_path / f"cpu{core}" / "cache" / f"index{index}"
-            folder.mkdir(parents=True)
-            for name, text in (("level", level), ("size", size), ("shared_cpu_list", cores)):
-                (folder / name).write_text(f"{text}\n")
-    assert r02_clock.last_level_cache({0, 1, 2}, tmp_path) == 2 * 8 * 2**20
-    assert r02_clock.last_level_cache({1}, tmp_path) == 8 * 2**20
-    assert r02_clock.last_level_cache({0}, tmp_path / "nothing") == 64 * 2**20
-
-
-class Marks:
-    """torch.cuda of a machine whose every speed is known: events in a queue that a host fills."""
-
-    def __init__(self):
-        self.host = self.device = 0.0           # seconds: now, and when the queue will be empty
-
-    def Event(self, enable_timing):
-        mark = SimpleNamespace(at=None)
-        mark.record = lambda: setattr(mark, "at", max(self.host, self.device))
-        mark.query = lambda: mark.at <= self.host
-        mark.elapsed_time = lambda other: (other.at - mark.at) * 1e3
-        return mark
-
-    def work(self, launch, seconds):
-        """A function that the host takes `launch` to start, and the device `seconds` to do."""
-        def run():
-            self.host += launch
-            self.device = max(self.device, self.host) + seconds
-        return run
-
-    def synchronize(self):
-        self.host = max(self.host, self.device)
-
-
-@pytest.mark.parametrize("launch, want", [
-    (5e-6, 1e-3),           # while the GPU flushes once
-    (3e-4, 1e-3),           # takes several flushes
-    (5e-3, 6e-3)])          # no flushes last so long: the host is in the time
-def test_a_launch_is_not_in_the_time_on_a_gpu(launch, want):
-    gpu = r02_clock.Gpu.__new__(r02_clock.Gpu)
-    gpu.torch = SimpleNamespace(cuda=Marks())
-    gpu.flush = gpu.torch.cuda.work(1e-6, 6e-5)
-    gpu.flushes = {}
-    run = gpu.torch.cuda.work(launch, 1e-3)
-    assert gpu.sample(run, 3) == pytest.approx([want] * 3, rel=0.02)
-    assert gpu.sample(run, 1, cold=False) == pytest.approx([1e-3 + launch], rel=0.02)
-
-
-@pytest.mark.gpu
-def test_gpu_measures_its_own_roofs():
-    gpu = r02_clock.Gpu()
-    assert gpu.spill.is_cuda and gpu.spill.nbytes >= 4 * gpu.cache > 0
-    jobs = [*r02_clock.roof_jobs(gpu), r02_clock.add_job(gpu)]
-    timings = r02_clock.measure(jobs, gpu, limit=5.0)
-    roofs = r02_clock.Roofs.of(jobs, timings)
-    assert min(roofs.copy, roofs.read, roofs.matmul) > 0
-    assert all(t.runs >= r02_clock.ROUNDS for t in timings.values())
-    x, y, z = (gpu.array(1001) for _ in range(3))
-    gpu.add(z, x, y)
-    assert (z == x + y).all()
 
 
 # ---- words

@@ -52,3 +52,15 @@ def test_workers_without_linux(monkeypatch, tmp_path):
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     assert device.workers() == 8
+
+
+def test_last_level_cache_counts_a_shared_cache_once(tmp_path):
+    for core, shared in ((0, "0-1"), (1, "0-1"), (2, "2-3")):
+        for index, (level, size, cores) in enumerate(((1, "32K", core), (3, "8192K", shared))):
+            folder = tmp_path / f"cpu{core}" / "cache" / f"index{index}"
+            folder.mkdir(parents=True)
+            for name, text in (("level", level), ("size", size), ("shared_cpu_list", cores)):
+                (folder / name).write_text(f"{text}\n")
+    assert device.last_level_cache({0, 1, 2}, tmp_path) == 2 * 8 * 2**20
+    assert device.last_level_cache({1}, tmp_path) == 8 * 2**20
+    assert device.last_level_cache({0}, tmp_path / "nothing") == 64 * 2**20

@@ -222,7 +222,7 @@ def test_static_shared_memory_ends_at_48_kb_and_counts_by_the_kernel():
 
 
 class Device:
-    """As much of CuPy as a launch asks for; what lies on the device is one more than on the host."""
+    """As much of CuPy as a launch asks for; what lies on it is one more than on the host."""
 
     def __init__(self):
         self.launches = []
