@@ -15,8 +15,6 @@ import sys
 from collections import Counter
 from dataclasses import replace
 
-import torch
-
 from lab.course import ROOT
 from layer1_kernels.bench.k19_fp8_matmul import rounded
 from layer2_graph.bench.sparsity import small, tokens
