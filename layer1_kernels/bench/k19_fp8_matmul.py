@@ -1,6 +1,7 @@
 """Ladder, targets and measurements of k19_fp8_matmul: see lab/measure/bench.py."""
 
 from functools import partial
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +27,9 @@ from layer1_kernels.k19_fp8_matmul import (
 )
 
 INT8 = 127              # the largest code
+MATRICES = {            # kind: how Hugging Face names them
+    "q, k, v": ("q_proj", "k_proj", "v_proj"), "o": ("o_proj",),
+    "gate, up": ("gate_proj", "up_proj"), "down": ("down_proj",)}
 TILE = {"BM": 16, "BN": 64, "BK": 128, "ROWS": 8, "num_warps": 4}       # of the ladder
 
 
@@ -118,6 +122,13 @@ def model_errors(model, texts, kind, of_x, of_w):
                         for ops in (NUMPY, NUMPY._replace(matmul=matmul)))
         same += int((best == coarse).sum())
     return float(np.mean(errors)), same
+
+
+def by_kind(errors):
+    """{kind of matrix: (median, worst)} of {name of a matrix: the error of its products}."""
+    kinds = {kind: [error for name, error in errors.items() if name.split(".")[-2] in names]
+             for kind, names in MATRICES.items()}
+    return {kind: (median(some), max(some)) for kind, some in kinds.items()}
 
 
 class Rung(NamedTuple):

@@ -8,6 +8,7 @@ decode_card      its record as a table
 weight_bits      what fewer bits of weights cost
 sparsity         what zeros in weights cost, and what is lost where a query sees less
 activation_bits  what fewer bits of activations and cache cost
+fp8_products     what e4m3 in matmuls costs, for k19
 qat              rounding against training at few bits
 trace            a trace of a request, for o01
 """

@@ -1,8 +1,11 @@
 """Graders of k19. Outputs start as 7, so that unwritten places show."""
 
+import json
+
 import numpy as np
 import pytest
 
+from lab.course import ROOT
 from lab.judge.mistakes import mistake, raises, same_report
 from lab.judge.pace import made_by, numbers
 from lab.judge.work import same_work
@@ -468,6 +471,32 @@ def test_what_a_model_notices():
         assert 13 < error / bf16 < 17 and same > 0.98 * letters
     assert model_errors(plain, texts, "int8", *tensor)[1] > 0.98 * letters
     assert model_errors(spiked, texts, "int8", *tensor)[1] < 0.6 * letters
+
+
+def test_what_the_record_says_of_the_small_llama():
+    """The lesson's numbers are those of the record, whose every product is off by little."""
+    from layer1_kernels.bench.k19_fp8_matmul import by_kind
+
+    record = json.loads((ROOT / "benchmarks" / "fp8_products.json").read_text("utf-8"))
+    errors, perplexities = (record[part]["recipes"] for part in ("errors", "quality"))
+    bf16, tensor, rows, blocks = (errors[recipe]["fp32"] for recipe in errors)
+    ratios = [e4m3[name] / bf16[name] for e4m3 in (tensor, rows, blocks) for name in bf16]
+    rises = {part: max(row[part] for row in perplexities.values()) / fp32 - 1
+             for part, fp32 in perplexities["fp32"].items()}
+    changes = {kind: middle / by_kind(rows)[kind][0] - 1
+               for kind, (middle, _) in by_kind(blocks).items()}
+    down = changes.pop("down")
+    text = " ".join((ROOT / "layer1_kernels/k19_fp8_matmul.md").read_text("utf-8").split())
+    for words in (f"error is {min(ratios):.0f} to {max(ratios):.0f} times that of bf16",
+                  f"rises by {rises['stories']:.2%} at most on stories and by "
+                  f"{rises['docstrings']:.2%} on docstrings".replace("%", " %"),
+                  f"rows by {-down:.1%} in `down`, and change it by "
+                  f"{max(map(abs, changes.values())):.1%} at most elsewhere".replace("%", " %")):
+        assert words in text
+    assert all(tensor[name] > max(rows[name], blocks[name]) for name in bf16)
+    for part in ("stories", "docstrings"):
+        fp32, bf16, tensor, *others = (row[part] for row in perplexities.values())
+        assert fp32 < bf16 < tensor < min(others)
 
 
 def test_refusals(rng):
