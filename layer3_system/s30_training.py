@@ -94,7 +94,9 @@ def unscale_and_clip(gradients: list[Tensor | None], scale: float,
     if scale != 1:                                      # else a pass over all numbers for nothing
         for g in own:
             g /= scale
-    norm = math.hypot(*(g.norm(dtype=torch.float64).item() for g in own))
+    norm = math.hypot(*(g.norm().item() for g in own))
+    if not math.isfinite(norm):                         # squares of 1e20 do not fit into fp32
+        norm = math.hypot(*(g.norm(dtype=torch.float64).item() for g in own))
     if math.isfinite(norm) and norm > limit:
         for g in own:
             g *= limit / norm

@@ -12,14 +12,26 @@ INSPECTS = {"locals", "vars", "eval", "exec", "dir"}    # functions that read th
 
 
 def twins(lesson):
-    """[{exercise, style, text}] of each Python exercise that is no guess: two, or what there is."""
+    """[{exercise, style, text}] of each Python exercise that is no guess: one in all the styles that
+    its text allows."""
     rows = []
     for exercise in lesson.exercises:
         if exercise.language == "python" and not exercise.name.startswith(GUESSES):
             text = stub.extract(lesson.sources["python"], exercise.name, "python")
-            rows += [{"exercise": exercise.name, "style": style, "text": other}
-                     for style, change in STYLES.items() if (other := change(text))]
+            styles, other = restyled(text)
+            if styles:
+                rows.append({"exercise": exercise.name, "style": styles, "text": other})
     return rows
+
+
+def restyled(text):
+    """(the styles by name, the text in all of them at once): ("", text) where none can be had."""
+    styles = []
+    for style, change in STYLES.items():
+        if other := change(text):
+            styles.append(style)
+            text = other
+    return ", ".join(styles), text
 
 
 def renamed(text):

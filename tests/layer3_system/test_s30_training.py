@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from lab.judge.mistakes import mistake, named, raises
+from layer3_system import s30_training
 from layer3_system.testing import step_driver
 
 DRIVER = "layer3_system.testing.step_driver"
@@ -308,6 +309,13 @@ def test_unscale_and_clip__overflow(subject, value):
     assert finite is False, mistake("infinite_step", (
         f"the last gradient holds {value}: got finite = {finite}, norm {norm}, expected False: "
         f"after such a step every weight is NaN"))
+
+
+def test_a_norm_whose_squares_do_not_fit_into_fp32():
+    """Not asked of a learner."""
+    gradients = [torch.full((3,), 2e20), torch.full((1,), 2e20)]
+    assert s30_training.unscale_and_clip(gradients, 1.0, 2.0) == (pytest.approx(4e20), True)
+    assert all(torch.allclose(g, torch.ones_like(g)) for g in gradients)
 
 
 # ---- recomputation
