@@ -12,7 +12,7 @@ INSPECTS = {"locals", "vars", "eval", "exec", "dir"}    # functions that read th
 
 
 def twins(lesson):
-    """[{exercise, style, text}] of each Python exercise that is no guess: one in all the styles that
+    """[{exercise, style, text}] of each Python exercise that is no guess: one, in all styles that
     its text allows."""
     rows = []
     for exercise in lesson.exercises:
