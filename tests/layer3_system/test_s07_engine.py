@@ -279,8 +279,8 @@ def is_the_step(subject, agree, name, S, rows):
         for id, (sentence, wrong) in mistakes.items():
             if len(wrong) == len(want):
                 same[id] = sentence, wrong
-            assert id in same or not np.array_equal(got, wrong), mistake(
-                id, f"{what}{name}: length {len(wrong)}, expected {len(want)}: {sentence}", sentence)
+            assert id in same or not np.array_equal(got, wrong), mistake(id, (
+                f"{what}{name}: length {len(wrong)}, expected {len(want)}: {sentence}"), sentence)
         agree(got, want, "exact", what + name, at=at, mistakes=same)
 
     field("tokens", each(token), inputs.at, {
@@ -707,7 +707,7 @@ def test_end_request(subject):
         "end_request: the status is 'finished', but finished_at is None and engine.finished 0. "
         "scheduler.finish sets the status: test it before you call that."))
     assert at is None or isinstance(at, float), mistake("clock_itself", (
-        "end_request: finished_at is not a number of seconds. engine.clock is a function: call it."))
+        "end_request: finished_at is not a number of seconds. Call the function engine.clock."))
     assert at is not None, mistake(
         "no_time", "end_request: finished_at is None, expected engine.clock()'s seconds.")
     assert run.engine.finished == 1, mistake("not_counted", (
