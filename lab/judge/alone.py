@@ -50,8 +50,8 @@ def needed(lesson, exercise, message=""):
         return others
     owners = {e.name.rpartition(".")[0] for e in lesson.exercises}
     known = [name for name in stub.definitions(text, language) if name not in owners]
-    asked = asked_by_tests(lesson, exercise)
-    reached = [exercise.name, *(d for d in known if d.partition(".")[0] in asked)]
+    entries = asked_by_tests(lesson, exercise)
+    reached = [exercise.name, *(d for d in known if d.partition(".")[0] in entries)]
     for name in reached:
         words = used(stub.normalised(text, name, language), language)
         reached += [d for d in known if d not in reached and d.rpartition(".")[2] in words]
