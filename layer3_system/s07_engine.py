@@ -146,9 +146,9 @@ def run_step(engine: "Engine") -> list[Output]:
 def end_request(engine: "Engine", request: Request, reason: str, error: str | None = None) -> None:
     """Finish a request in any state; a second call does nothing.
 
-    The answers in its own forks finish with it, for the same reason. Each finished request gets
-    status "finished", reason, error and finished_at = engine.clock(), and adds 1 to
-    engine.finished.
+    The answers in its own forks finish with it, for the same reason; its list of them may stay.
+    Each finished request gets status "finished", reason, error and finished_at = engine.clock(),
+    and adds 1 to engine.finished.
     """
     # exercise: already finished? Remove it from scheduler or leader; then record it and its forks
     if request.status == "finished":
