@@ -107,7 +107,8 @@ def to_draw(counts: dict[Request, int], every: bool) -> list[tuple[Request, int]
     A request has caught up if num_computed >= num_tokens + pending; pending counts tokens that an
     earlier step is still computing. When a request has just completed its prompt (num_computed ==
     len(prompt)), the answers in request.forks get their first token from the same row and follow it
-    in the list. every: True if the scores have a row for each token, False if for each request
+    in the list. every: False if the scores have a row for each request; True if for each token: its
+    row is then that of its last token
     """
     # exercise: walk along the rows; skip requests that have not caught up; a request's forks follow
     pairs = []
@@ -145,9 +146,9 @@ def run_step(engine: "Engine") -> list[Output]:
 def end_request(engine: "Engine", request: Request, reason: str, error: str | None = None) -> None:
     """Finish a request in any state; a second call does nothing.
 
-    The answers in its own forks finish with it, for the same reason. Each finished request gets
-    status "finished", reason, error and finished_at = engine.clock(), and adds 1 to
-    engine.finished.
+    The answers in its own forks finish with it, for the same reason; its list of them may stay.
+    Each finished request gets status "finished", reason, error and finished_at = engine.clock(),
+    and adds 1 to engine.finished.
     """
     # exercise: already finished? Remove it from scheduler or leader; then record it and its forks
     if request.status == "finished":

@@ -70,8 +70,8 @@ def to_params(fields: dict[str, Any], chat: bool, names: dict[str, str] | None =
     """The SamplingParams for a request's fields. ApiError 400, naming the field, if one is wrong.
 
     None counts as absent. A chat without max_tokens may fill the context (None); a completion has
-    16 tokens. names: {ours: the client's} for fields that came under another name, such as
-    {"max_tokens": "max_completion_tokens"}: read them there. None: no such field
+    16 tokens, the default of SamplingParams. names: {ours: the client's} for fields that came under
+    another name, such as {"max_tokens": "max_completion_tokens"}; None if no field was renamed.
     SamplingParams(…) and within(params, limits) raise RequestError; raise refused(error, names)
     instead.
     """
@@ -158,7 +158,7 @@ class Call:
     def add(self, index: int, output: Output) -> None:
         """Add what a step wrote of answer `index`: output.tokens, output.text and output.reason.
 
-        reason: None, or why the answer ended. If it is "error", the whole call fails:
+        reason: None, or why the answer ended. An "error" ends it, too, and fails the whole call:
         self.fail(500, …) with output.request.error in the message.
         """
         # exercise: join it to the unread piece; count `open` down at an end; fail on an error; wake
@@ -248,10 +248,11 @@ class Bridge:
     def make_room(self, count: int) -> None:
         """ApiError if there is no room for `count` more answers.
 
-        At most engine.scheduler.max_seqs answers run and limits.queue wait. 400, naming `prompt`,
-        if count alone is above that sum. Otherwise 429 with the header Retry-After: the seconds
-        until enough answers will have ended, rounded up, from 1 to 60, as a string. self.ends:
-        times at which recent answers ended, oldest first. If it is empty, assume 1 s an answer.
+        At most engine.scheduler.max_seqs answers run and self.limits.queue wait. 400, naming
+        `prompt`, if count alone is above that sum. Otherwise 429 with the header Retry-After: the
+        seconds until enough answers will have ended, rounded up, from 1 to 60, as a string.
+        self.ends: times at which recent answers ended, oldest first. If it is empty, assume 1 s an
+        answer. Nothing is changed: `submit` adds to self.taken afterwards.
         """
         # exercise: compare the answers taken and not finished with those that may run and wait
         most = self.engine.scheduler.max_seqs + self.limits.queue
@@ -334,9 +335,9 @@ class Bridge:
     def read_mail(self) -> bool:
         """Call the letters in the mailbox; if the engine has no work, sleep until it has.
 
-        A letter is a function without arguments. True: go on with a step. False: a letter was None,
-        so stop. self.mail.get() returns the next letter and sleeps until there is one;
-        self.mail.empty()
+        A letter is a function without arguments; what it raises is for `run` to catch. True: go on
+        with a step. False: a letter was None, so stop. self.mail.get() returns the next letter and
+        sleeps until there is one; self.mail.empty()
         """
         # exercise: read letters while there are any, or while the engine is not busy
         while not self.mail.empty() or not self.engine.busy:

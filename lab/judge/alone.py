@@ -1,8 +1,9 @@
 """An exercise that failed beside others is judged by itself: with the course's own in their place.
 
 A test of one exercise may run others: the step of an engine calls four, and one syntax error stops
-a whole file of CUDA C. So what failed is graded again with the course's answers to those that
-it uses. Only its verdict may then change where answers are held back: a message could tell them.
+a whole file of CUDA C. So what failed is graded again with the course's answers to those that it
+and its tests use. Only its verdict may then change where answers are held back: a message could
+tell them.
 """
 
 import ast
@@ -39,7 +40,8 @@ def again(lesson, candidate, exercise, verdict, passed, run, shows_answers):
 
 def needed(lesson, exercise, message=""):
     """The exercises that may be at fault for another's failure: those that its reference uses, by
-    name or as a method; the other methods of its class; all in a CUDA file that does not compile.
+    name or as a method, or code that its tests ask for; the other methods of its class; all in a
+    CUDA file that does not compile.
     """
     language = exercise.language
     text = lesson.sources[language]
@@ -48,12 +50,26 @@ def needed(lesson, exercise, message=""):
         return others
     owners = {e.name.rpartition(".")[0] for e in lesson.exercises}
     known = [name for name in stub.definitions(text, language) if name not in owners]
-    reached = [exercise.name]
+    entries = asked_by_tests(lesson, exercise)
+    reached = [exercise.name, *(d for d in known if d.partition(".")[0] in entries)]
     for name in reached:
         words = used(stub.normalised(text, name, language), language)
         reached += [d for d in known if d not in reached and d.rpartition(".")[2] in words]
     owner = exercise.name.rpartition(".")[0]
     return [e for e in others if e.name in reached or owner and e.name.startswith(f"{owner}.")]
+
+
+def asked_by_tests(lesson, exercise):
+    """The names that the tests of an exercise ask `subject` for, themselves or in what they use of
+    their file."""
+    tree = ast.parse(lesson.test.read_text("utf-8"))
+    known = {node.name: list(ast.walk(node)) for node in tree.body if hasattr(node, "name")}
+    reached = [d for d in known if d == exercise.test or d.startswith(f"{exercise.test}__")]
+    for name in reached:
+        words = {getattr(node, "id", None) for node in known[name]}
+        reached += [d for d in known if d not in reached and d in words]
+    return {node.attr for name in reached for node in known[name]
+            if isinstance(node, ast.Attribute) and getattr(node.value, "id", None) == "subject"}
 
 
 def used(text, language):

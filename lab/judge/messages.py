@@ -7,6 +7,8 @@ from lab import course, stub
 from lab.course import SUFFIX
 from lab.judge.candidate import told
 
+MAX_REPR_CHARS = 300    # of an exception's text, up to which an object in it shows its fields
+
 
 class Messages:
     """The words about one candidate. exercises: {name: Exercise}"""
@@ -36,12 +38,13 @@ class Messages:
             return self.compiler_says(error.text)
         if error.kind is not None:
             return self.in_own_lines(error.text, language) if own else error.text
+        text = without_fields(error.text)
         if own and error.line:
             call = f"\n  in {error.call}" if error.call and error.call.arguments else ""
-            return f"{error.type}: {error.text}{call}{self.lines_of(language, error)}"
+            return f"{error.type}: {text}{call}{self.lines_of(language, error)}"
         # another file, without the line's text: an edition may hold that back
         place = f"\n    {error.path}, line {error.line}" if error.line else ""
-        return f"{error.type}: {error.text}{place}"
+        return f"{error.type}: {text}{place}"
 
     def lines_of(self, language, error):
         """The line that raised. Where it is not in an exercise, the line of one that led to it
@@ -114,3 +117,10 @@ class Messages:
             if stopped.why == "died" and re.search(r"\b(_exit|abort|kill|killpg)\s*\(", text):
                 return self.line_of("python", number)
         return ""
+
+
+def without_fields(text):
+    """An exception's text; in a long one a dataclass is named, without the values of its fields."""
+    if len(text) <= MAX_REPR_CHARS:
+        return text
+    return re.sub(r"\b([A-Z]\w*)\(\w+=.*\)", r"an object of type \1", text, flags=re.S)

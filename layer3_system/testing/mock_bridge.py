@@ -99,9 +99,26 @@ class ByHand:
                 self.engine.busy = busy
         (self.mail.later.append if later else self.mail.put)(read)
 
+    def fail(self):
+        """A letter that raises."""
+        def read():
+            raise LookupError("a letter fails")
+        self.mail.put(read)
+
     def end(self):
         """The letter that ends the thread."""
         self.mail.put(None)
+
+    def read_twice(self, letters, ends):
+        """What read_mail returns, the names that it read by then, how often it slept, and the first
+        two of a second time. letters: [(name, busy, later)]    ends: the last letter comes
+        before the second time"""
+        for letter in letters:
+            self.letter(*letter)
+        first = self.bridge.read_mail(), list(self.done), self.mail.slept
+        if ends:
+            self.end()
+        return *first, self.bridge.read_mail(), list(self.done)
 
     def submit(self, id, prompt, **params):
         """A Call for one prompt, [int]; its letter is in the mailbox."""
@@ -128,8 +145,8 @@ class ByHand:
 
 
 def attempt(function, *args):
-    """{"value": what it returns}, or of the error that a client gets {"status", "field", "text",
-    "headers"}."""
+    """{"value": what it returns}, {"returned": the class of an exception that it returns}, or of
+    the error that a client gets {"status", "field", "text", "headers"}."""
     try:
         value = function(*args)
     except Exception as error:
@@ -137,6 +154,8 @@ def attempt(function, *args):
             raise
         return {"status": error.status, "field": error.field, "text": str(error),
                 "headers": dict(error.headers)}
+    if isinstance(value, Exception):
+        return {"returned": type(value).__name__}
     return {"value": asdict(value) if is_dataclass(value) else value}
 
 

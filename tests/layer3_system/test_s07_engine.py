@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from lab.judge.compare import brief
-from lab.judge.mistakes import mistake
-from lab.judge.subject import Raised
+from lab.judge.mistakes import mistake, named, raises
 from layer3_system import (
     BlockPool,
     ByteTokenizer,
@@ -121,6 +120,7 @@ class Run:
 
 
 ASKS, BUDGET = [(10, 2), (3, 4), (5, 1)], 8
+NEVER = "The last token of an answer is never computed: nothing follows it."
 
 
 def computed_by_the_engine():
@@ -151,6 +151,20 @@ def by_rules(budget=BUDGET, last=1, phases=False, one=False):
     return rows
 
 
+def first_slip(rows, want):
+    """(id, sentence) of what is wrong in the first row that differs, "" for what has no id."""
+    for i, (row, right) in enumerate(zip(rows, want, strict=False)):
+        for k, (prompt, count) in enumerate(ASKS if row != right else ()):
+            done, total = sum(r[k] for r in rows[:i]), prompt + count - 1
+            if done + row[k] == total + 1:
+                return "computes_last", NEVER
+            if row[k] < right[k] and sum(row) < BUDGET:
+                return "budget_unused", (
+                    f"{'abc'[k]} has {total} tokens to compute, and {done} are done. In this step "
+                    f"it gets {row[k]}, although {BUDGET - sum(row)} of the budget are unused.")
+    return "", "Which request does the budget reach first, and what is left for the next?"
+
+
 def test_predict_steps(subject, truth):
     want = truth(computed_by_the_engine)
     got = subject.predict_steps()
@@ -160,8 +174,7 @@ def test_predict_steps(subject, truth):
         f"predict_steps: expected a row of three numbers for each step, got {got!r}"
     got = [tuple(row) for row in got]
     mistakes = {
-        "computes_last": ("The last token of an answer is never computed: nothing follows it.",
-                          by_rules(last=0)),
+        "computes_last": (NEVER, by_rules(last=0)),
         "phases": ("In your rows answers wait until all prompts are done. There are no phases: a "
                    "request whose prompt is complete gets one token, and the rest of the budget "
                    "goes to the next request.", by_rules(phases=True)),
@@ -169,9 +182,8 @@ def test_predict_steps(subject, truth):
                        "joins the first step that has budget left.", by_rules(one=True)),
         "no_budget": ("In your rows the steps have no budget. A prompt of 10 tokens is split at 8.",
                       by_rules(budget=10**6))}
-    name, why = next(
-        ((name, why) for name, (why, rows) in mistakes.items() if rows == got),
-        ("", "Which request does the budget reach first, and what is left for the next?"))
+    name, why = next(((name, why) for name, (why, rows) in mistakes.items() if rows == got),
+                     first_slip(got, want))
     for i, (row, right) in enumerate(zip(got, want, strict=False)):
         more = f" That is more than the budget of {BUDGET}." if sum(row) > BUDGET else ""
         assert row == right, mistake(name, (
@@ -241,7 +253,12 @@ def test_build_step(subject, agree, name):
 
 def is_the_step(subject, agree, name, S, rows):
     inputs = Counted(subject, S, rows)
-    step = subject.build_step(inputs.counts, S)
+    with raises("past_the_end", IndexError, (
+            "num_computed already counts the n tokens: positions go from num_computed - n to "
+            "num_computed - 1. Position i lies in page i // S of the table, place i % S.")), named(
+            "not_padded", "Pad each table with 0 to the length of the longest.",
+            lambda error: "expected sequence of length" in str(error)):
+        step = subject.build_step(inputs.counts, S)
     assert step is not None, "build_step: got nothing (None), expected a Batch"
     inputs.as_before(f"build_step, {name}")
     each = inputs.each
@@ -258,14 +275,24 @@ def is_the_step(subject, agree, name, S, rows):
     what = f"build_step, {name}: "
 
     def field(name, want, at, mistakes):
-        agree(getattr(step, name), want, "exact", what + name, at=at, mistakes=mistakes)
+        got, same = getattr(step, name), {}
+        for id, (sentence, wrong) in mistakes.items():
+            if len(wrong) == len(want):
+                same[id] = sentence, wrong
+            assert id in same or not np.array_equal(got, wrong), mistake(id, (
+                f"{what}{name}: length {len(wrong)}, expected {len(want)}: {sentence}"), sentence)
+        agree(got, want, "exact", what + name, at=at, mistakes=same)
 
     field("tokens", each(token), inputs.at, {
         "first_tokens": ("you take the first n tokens of a request, not those that end at "
                          "num_computed", each(lambda row, i: token(row, first(row, i)))),
         "last_known": ("you take the last n known tokens; the step computes those that end at "
                        "num_computed",
-                       each(lambda row, i: ([*row[0], *row[1], *row[2]] * 2)[i - row[4]]))})
+                       each(lambda row, i: ([*row[0], *row[1], *row[2]] * 2)[i - row[4]])),
+        "last_of_known": ("you take the last n of known_tokens, which ends with a 0: they end at "
+                          "num_computed", each(lambda row, i: token(row, i - row[4]))),
+        "tokens_only": ("request.tokens has neither guesses nor the 0: take known_tokens", [
+            t for row in rows for t in [*row[0], *row[1]][row[4] - row[5]:row[4]]])})
     positions = each(lambda row, i: i)
     field("positions", positions, inputs.at, {
         "positions_from_0": ("you count positions from the first token of this step", each(first)),
@@ -278,6 +305,8 @@ def is_the_step(subject, agree, name, S, rows):
         "ignores_table": ("you ignore the table and use pages 0, 1, … of the pool", positions),
         "first_slot": ("you start at the first slot of the table and overwrite earlier tokens",
                        each(lambda row, i: slot(row, first(row, i)))),
+        "count_as_end": ("slots_of takes the position at which the tokens end, not their number", [
+            slot(row, i) for row in rows for i in range(row[4] - row[5], row[5])]),
         "pages_of_4": ("pages have 4 slots; use S", each(lambda row, i: slot(row, i, 4))),
         "slots_32_bits": ("slots are cut to 32 bits", slots.astype(np.int32).astype(int))})
     width = max(len(row[3]) for row in rows)
@@ -297,7 +326,8 @@ def is_the_step(subject, agree, name, S, rows):
                             padded(lambda row: 0, front=True))})
     ns = [row[5] for row in rows]
     field("cu_q", np.array([0, *np.cumsum(ns)]), lambda i: f"entry {i[0]}", {
-        "no_running_sum": ("you give the counts, not their running sum", np.array([0, *ns]))})
+        "no_running_sum": ("you give the counts, not their running sum", np.array([0, *ns])),
+        "no_first_0": ("cu_q begins with 0, where the first request starts", np.cumsum(ns))})
     field("lens", np.array([row[4] for row in rows]), b_of, {
         "new_only": ("you count only the new tokens, not the whole context", np.array(ns)),
         "all_known": ("you count all tokens, computed or not", np.array(
@@ -357,6 +387,8 @@ def draws(subject, rows, every=False):
     assert isinstance(got, (list, tuple)) and all(
         isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in got), \
         f"to_draw: expected a list of pairs (request, row), got {got!r}"
+    assert not any(isinstance(first, int) for first, _ in got), mistake(
+        "swapped", "to_draw: a pair is (request, row); yours begin with the row.")
     state = subject.make("operator:attrgetter", "pending", "num_computed")
     for request, (id, _, _, pending, computed, _, forks) in zip(counts, rows, strict=True):
         left = *state(request), len(request.forks)
@@ -395,7 +427,7 @@ def compare_draws(got, want, rows, mistakes=None):
 
 
 MIXED = [("a", 5, 3, 0, 8, 1, []), ("b", 12, 0, 0, 7, 4, []), ("c", 6, 0, 0, 6, 2, []),
-         ("d", 4, 2, 0, 4, 4, []), ("e", 9, 2, 0, 11, 1, [])]
+         ("d", 4, 5, 0, 4, 4, []), ("e", 9, 2, 0, 11, 1, []), ("f", 9, 0, 0, 6, 3, [])]
 
 
 @pytest.mark.parametrize("every", [False, True])
@@ -404,8 +436,10 @@ def test_to_draw(subject, every):
     ends = np.cumsum([n for *_, n, _ in MIXED]) - 1
     place = {id: int(ends[b]) if every else b for b, (id, *_) in enumerate(MIXED)}
     compare_draws(draws(subject, MIXED, every), [(id, place[id]) for id in "ace"], MIXED, {
-        "every_request": ("you draw for each request; b and d have tokens left to compute",
-                          [(id, place[id]) for id in "abcde"]),
+        "every_request": ("you draw for each request; b, d and f have tokens left to compute",
+                          [(id, place[id]) for id in "abcdef"]),
+        "added_twice": ("you add n to num_computed, which already counts this step's tokens",
+                        [(id, place[id]) for id in "acef"]),
         "prompt_only": ("you compare with the prompt alone; d has lost its pages and has tokens of "
                         "its answer left to compute", [(id, place[id]) for id in "acde"]),
         "dense_rows": ("you count rows only among the requests that get a token; the scores have "
@@ -414,8 +448,10 @@ def test_to_draw(subject, every):
                        [("a", 0), ("c", 6), ("e", 11)] if not every else None),
         "request_rows": ("with one row for each token, you take the number of the request",
                          [("a", 0), ("c", 2), ("e", 4)] if every else None),
-        "next_row": ("you take the row after the request's last token",
-                     [("a", 1), ("c", 7), ("e", 12)] if every else None)})
+        "first_row": ("you take the row of its first token in this step, not of its last",
+                      [("a", 0), ("c", 5), ("e", 11)] if every else None),
+        "next_row": ("you take the row after the right one: rows count from 0",
+                     [("a", 1), ("c", 7), ("e", 12)] if every else [("a", 1), ("c", 3), ("e", 5)])})
 
 
 def test_to_draw__a_step_behind(subject):
@@ -451,7 +487,7 @@ def test_to_draw__guesses(subject):
         want = [("a", 2), ("c", 8)] if every else [("a", 0), ("c", 2)]
         compare_draws(draws(subject, rows, every), want, rows, {
             "no_guesses": ("you leave out a request with guesses: its num_computed is above "
-                           "num_tokens, so compare with `<`, not `!=`", [])})
+                           "num_tokens. Compare by order, with >= or <, not with == or !=", [])})
     rows = [("a", 2**15 + 9, 0, 0, 2**15 + 9, 2**15 + 9, []), ("b", 2, 1, 0, 3, 1, [])]
     compare_draws(draws(subject, rows, True), [("a", 2**15 + 8), ("b", 2**15 + 9)], rows)
     assert draws(subject, [], False) == [], "to_draw: an empty step must give an empty list"
@@ -509,6 +545,9 @@ def test_run_step(subject):
     assert engine.counts == {"a": 3}, mistake(
         "counts_not_stored", f"run_step: engine.counts is {engine.counts!r}, expected the counts "
                              f"of this step, {{'a': 3}}.")
+    assert ["before"] not in calls["commit"], mistake("commits_old", (
+        f"run_step: without overlap you committed {calls['commit']}. Commit only what this step "
+        f"launched: engine.flights is for overlap."))
     assert calls["commit"] == [["first"], ["second"]], mistake(
         "one_flight", f"run_step: two flights were launched, but you committed {calls['commit']}: "
                       f"launch can return several flights.")
@@ -537,6 +576,9 @@ def test_run_step__overlap(subject):
     assert committed != [["new"]], mistake(
         "no_overlap", "run_step: with overlap you commit a flight in the step that launched it: "
                       "the host waits, and nothing overlaps.")
+    assert committed != [["before"], ["new"]], mistake("same_list", (
+        "run_step: with overlap you commit the new flights with the old ones. Is it one list? "
+        "`engine.flights += …` changes it under all of its names: store a new one."))
     assert committed == [["before"]], f"run_step: with overlap, commit the flights of the step " \
         f"before; you committed {committed}"
     assert engine.flights == ["new"], mistake(
@@ -660,8 +702,14 @@ def test_end_request(subject):
         "keeps_pages", "end_request: the aborted request still holds its pages.")
     assert a.status == "finished", f"end_request: its status is {a.status!r}, expected 'finished'"
     assert a.reason == "abort", f"end_request: its reason is {a.reason!r}, expected 'abort'"
-    assert isinstance(a.finished_at, float), mistake("no_time", (
-        f"end_request: finished_at is {a.finished_at!r}, expected engine.clock()'s seconds."))
+    at = a.finished_at
+    assert at is not None or run.engine.finished, mistake("finish_first", (
+        "end_request: the status is 'finished', but finished_at is None and engine.finished 0. "
+        "scheduler.finish sets the status: test it before you call that."))
+    assert at is None or isinstance(at, float), mistake("clock_itself", (
+        "end_request: finished_at is not a number of seconds. Call the function engine.clock."))
+    assert at is not None, mistake(
+        "no_time", "end_request: finished_at is None, expected engine.clock()'s seconds.")
     assert run.engine.finished == 1, mistake("not_counted", (
         f"end_request: one request has finished, engine.finished is {run.engine.finished}."))
     run.drain()
@@ -731,7 +779,9 @@ def test_end_request__answers_that_wait(subject):
         return run, answers
 
     run, (first, *others) = started(1)              # 8 of 11 tokens of the prompt
-    run.engine.abort([others[0]])
+    with raises("no_leader", ValueError, "A request that waits for another's prompt is in no list "
+                "of the scheduler: take it out of request.leader.forks."):
+        run.engine.abort([others[0]])
     left = [r.index for r in first.forks]
     assert left == [2], mistake(
         "stays_with_leader", f"end_request: answer 1 is aborted while it waits for answer 0's "
@@ -743,6 +793,9 @@ def test_end_request__answers_that_wait(subject):
     run, (first, *others) = started(1)
     run.engine.abort([first])
     states = [r.status for r in others]
+    assert states != ["finished", "waiting"], mistake("skips_forks", (
+        "end_request: their leader is aborted, and only every other fork finishes. Do you go "
+        "through request.forks while forks are taken out of it? Go through a copy."))
     assert states == ["finished"] * 2, mistake(
         "forks_go_on", f"end_request: their leader is aborted, so their prompt will never be "
                        f"computed; they must finish too, but are {states}.")
@@ -863,78 +916,6 @@ def test_end_request__drawn(subject, rng):
         for number in range(1, 6):
             desk.end(subject, number)
             desk.hold()
-
-
-# The life of requests, up to the end of each.
-
-
-@pytest.mark.parametrize("overlap", [False, True])
-def test_end_request__out_of_pages(subject, overlap):
-    """Case 1: when pages run out, the newest goes back, and ends with the tokens it gets alone."""
-    run = Run(subject, P=7, budget=16, overlap=overlap)
-    for name in "abc":
-        run.submit(name, PROMPTS["a"], max_tokens=9)
-    gone = [name for note in run.drain() for name in note["preempted"]]
-    assert gone and "a" not in gone, f"preempted were {gone}: expected the newest, never the oldest"
-    run.as_alone("preempted or not", *"abc", count=9)
-
-
-def test_end_request__the_bound(subject):
-    """Case 3: of a room of 16 tokens, a prompt of 16 leaves none for the answer; 15 one."""
-    run = Run(subject, P=4, budget=16)
-    with pytest.raises(Raised, match="at most 15 tokens"):
-        run.submit("a", [1] * 16, max_tokens=None)
-    run.submit("b", [1] * 15, max_tokens=None)
-    run.drain()
-    assert run.ended == {"b": "length"} and len(run.got["b"]) == 1, \
-        f"a prompt of 15 tokens with room for 16: finished {run.ended}, got {run.got['b']}"
-
-
-@pytest.mark.parametrize("overlap", [False, True])
-def test_end_request__a_pool_is_full(subject, overlap):
-    """Case 4: a request that fills the pool alone ends there, with its tokens, not preempted."""
-    run = Run(subject, P=4, overlap=overlap)
-    run.submit("a", PROMPTS["a"], max_tokens=None)
-    notes = run.drain()
-    assert run.ended == {"a": "length"}, f"alone in a full pool: ended {run.ended}"
-    assert not any(note["preempted"] for note in notes), \
-        "it was preempted although it was the only request"
-    run.as_alone("alone in a full pool", "a", count=11)
-
-
-def test_end_request__a_prompt_that_is_known(subject):
-    """Case 7: all of a prompt is in the pages already; its last token is computed all the same."""
-    run = Run(subject, pool="s06_prefix_cache:PrefixPool")
-    run.submit("a", PROMPTS["d"] + [1])
-    run.drain()
-    run.submit("b", PROMPTS["d"] + [1])
-    notes = run.drain()
-    asked = notes[0]["prompts"]["b"]
-    assert asked == 4, f"of 8 tokens, all known, the first step computes {asked}; expected the " \
-        f"last page's 4"
-    run.as_alone("a prompt that is known", "a", "b", count=8)
-
-
-@pytest.mark.parametrize("overlap", [False, True])
-def test_end_request__several_answers(subject, truth, overlap):
-    """Case 15: one prompt for three answers, then copies on write; the answers of their seeds."""
-    run, params = Run(subject, P=20, overlap=overlap), {"temperature": 1.0, "seed": 3, "n": 3}
-    run.submit("a", PROMPTS["b"], **params)
-    notes = run.drain()
-    asked = sum(part for note in notes for part in note["prompts"].values())
-    assert asked == 11, f"three answers to a prompt of 11 tokens: {asked} of them were computed"
-
-    def answers():
-        engine, told = Engine(MockLlama(), ByteTokenizer()), {}
-        engine.submit(PROMPTS["b"], SamplingParams(**(GREEDY | params)), "a")
-        for note in Recorder(engine).run():
-            for name, tokens in note["new"].items():
-                told.setdefault(name, []).extend(tokens)
-        return told
-
-    want = truth(answers)
-    assert run.got == want, f"three answers of one seed: got {run.got}, expected {want}"
-    assert len(set(map(tuple, want.values()))) == 3
 
 
 def becomes_of(side, asks, ends, error, **sizes):

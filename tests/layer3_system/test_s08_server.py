@@ -5,11 +5,14 @@ every engine must handle.
 """
 
 import math
+from dataclasses import asdict
 from itertools import product
 
-from lab.judge.mistakes import mistake
+import pytest
+
+from lab.judge.mistakes import mistake, named, raises
 from lab.judge.subject import Raised
-from layer3_system import Bridge, Call, Output
+from layer3_system import ApiError, Bridge, Call, Output, SamplingParams
 from layer3_system.testing.mock_bridge import ByHand, StillEngine
 
 MOCK = "layer3_system.testing.mock_bridge:"
@@ -23,6 +26,8 @@ WHY = {
     # Bridge.read_mail
     "sleeps_busy": "Then it sleeps, no letter will come, and no step of the busy engine is taken.",
     "calls_none": "A None letter ends the thread; do not call it.",
+    "empty_raises": "get() sleeps until there is a letter; get_nowait() raises.",
+    "swallows": "Let the exception through: `run` catches it, and no client waits for ever.",
     "not_called": "They are out of the mailbox, but were not called. A letter is a function.",
     "left_in_mailbox": "All stay in the mailbox. A new request should be in the very next step.",
     "one_letter": "Read them all before the step, or a burst of clients waits one step each.",
@@ -40,10 +45,17 @@ WHY = {
     "chat_logprobs": "In a chat logprobs is true or false; the number is in top_logprobs.",
     "no_limit": "That exceeds the server's limit.",
     "accepted": "That field is wrong: reject it.",
+    "all_fields": "fields has the prompt, too: take PASSED_THROUGH, and what differs by hand.",
+    "top_alone": "top_logprobs without logprobs is wrong: chat_logprobs(fields) says so.",
+    "top_only": "chat_logprobs(fields) gives the number: 0 where logprobs alone is true.",
+    "returned": "An ApiError is raised, not returned.",
+    "names_unread": "`names` says under which name the client sent max_tokens: read it there.",
     "own_name": "Use `names`: a client knows only its own name of the field.",
     "limit_excluded": "The limit itself is allowed.",
     # Call.add
     "ignores_index": "The output is of answer 1 alone: use `index`.",
+    "not_stored": "Store the new piece in unread[index]: _replace returns one and changes none.",
+    "list_of_pieces": "Join them: there is one Piece for each answer, not a list.",
     "not_woken": "The reader was not woken: call woken.set().",
     "each_closes": "It falls by one only when an answer ends, that is when there is a reason.",
     "last_only": "Only the last step's text is there; the client loses the rest.",
@@ -58,16 +70,21 @@ WHY = {
     # Bridge.make_room
     "last_place": "The last place stays unused: compare with >, not >=.",
     "finished_counted": "A finished answer has given up its place.",
-    "fits_later": "That many answers fit as soon as others have ended: 429, not 400.",
+    "five_fit": "Five answers fit: 400 is for more than that.",
+    "queue_uncounted": "They fit: two run and the third waits. Add limits.queue to max_seqs.",
+    "counts_itself": "Leave it alone: `submit` adds the answers to it after make_room.",
     "default_limits": "Nine are four too many. Use this engine's max_seqs and the server's limits.",
     "one_too_many": "It was accepted, and there is room for five: the queue has no limit.",
     "other_status": "Too many requests is 429.",
     "never_fits": "Six answers can never fit: 400, naming prompt, without Retry-After.",
     "no_header": "Client libraries wait as long as it says; without it they retry at once.",
+    "upside_down": "One answer takes (now - ends[0]) / len(ends) seconds, not the inverse.",
+    "count_ends": "That is the time until `count` have ended, four; three are enough.",
+    "one_second": "Without ends it is one second an answer, and three must end.",
     "one_place": "That is the time until one place is free; four are needed.",
-    "rounded_down": "Round up: after 1 s there is no place yet.",
+    "rounded_down": "Round up: a second earlier there is no place yet.",
     "at_once": "With 0 the client retries at once.",
-    "gaps": "Divide by the number of ends, five, not by the four gaps between them.",
+    "gaps": "Divide by the number of ends, four, not by the three gaps between them.",
     "to_newest": "Measure from the oldest end until now, not to the newest end.",
     "from_newest": "Measure from ends[0], the oldest end.",
     "no_cap": "Beyond a minute the estimate is worthless: cap it at 60.",
@@ -105,8 +122,9 @@ def test_predict_pieces(subject, truth):
     assert type(got) is int, f"predict_pieces: pieces are a whole number, got {got!r}"
     name = {sum(ANSWERS): "each_token", max(ANSWERS): "each_step", 1: "whole_call",
             sum(n == max(ANSWERS) for n in ANSWERS): "still_running"}.get(got, "")
-    why = "" if name else ". Which tokens can form one text, and which cannot?"
-    assert got == want, tell(name, f"predict_pieces: {got} is not right{why}")
+    seen = f"predict_pieces: {got} is not right"
+    assert got == want, tell(name, seen) if name else (
+        f"{seen}. Which tokens can form one text, and which cannot?")
 
 
 # ---- Bridge.read_mail
@@ -118,14 +136,15 @@ def by_hand(subject, busy=False, **options):
     return subject.make(MOCK + "ByHand", subject.Bridge(engine, subject.Limits(queue=3)))
 
 
-def read_mail(hand, what):
-    """What read_mail returns; an AssertionError if it raises."""
+def read_mail(hand, what, *twice):
+    """What read_mail returns, or read_twice; an AssertionError if it raises."""
     try:
-        return hand.bridge.read_mail()
+        return hand.read_twice(*twice) if twice else hand.bridge.read_mail()
     except Raised as error:
         assert error.type != "Asleep", tell(
             "sleeps_busy", f"read_mail, {what}: it read {told(hand.done)}")
         assert error.type != "TypeError", tell("calls_none", f"read_mail, {what}: {error.text}")
+        assert error.type != "Empty", tell("empty_raises", f"read_mail, {what}: queue.Empty")
         raise
 
 
@@ -188,27 +207,12 @@ def test_Bridge_read_mail__the_end(subject):
         assert hand.done == ["a"], f"read_mail, a, None, b: it read {told(hand.done)}"
 
 
-def test_Bridge_read_mail__a_client_that_vanishes(subject):
-    """Case 20: its pages are free again before the next step, the other's answer goes on."""
-    pool = subject.make("layer3_system:PrefixPool", 16, 4)
-    engine = subject.make("layer3_system:Engine", subject.make("layer3_system:MockLlama"),
-                          subject.make("layer3_system:ByteTokenizer"), pool)
-    hand = subject.make(MOCK + "ByHand", subject.Bridge(engine))
-    hand.submit("stays", [1, 2, 3], max_tokens=30, ignore_eos=True, seed=1)
-    hand.step()
-    before = pool.used
-    goes = hand.submit("goes", list(range(20)), max_tokens=40, ignore_eos=True)
-    hand.step()
-    assert pool.used > before, (
-        "read_mail: after a step the request in the mailbox has no pages: its letter was not "
-        "called")
-    hand.bridge.close(goes)
-    for _ in range(2):
-        hand.step()
-    now = {len(r.prompt) for r in engine.scheduler.running}
-    assert now == {3}, ("read_mail: two steps after the client disconnected its request still "
-                        "runs: the abort is still in the mailbox")
-    assert pool.used == -(-6 // 4), f"one answer of 6 tokens has {pool.used} pages"
+def test_Bridge_read_mail__a_letter_that_fails(subject):
+    hand = by_hand(subject, busy=True)
+    hand.fail()
+    with pytest.raises(Raised, match="a letter fails"):
+        goes_on = hand.bridge.read_mail()
+        raise AssertionError(tell("swallows", f"read_mail returned {goes_on} after an error"))
 
 
 def drawn_letters(rng):
@@ -218,23 +222,13 @@ def drawn_letters(rng):
     return [*rows, ("last", True, True)]
 
 
-def mail_read(hand, letters, ends):
-    """What read_mail does with letters, and then again, perhaps with the end in the mailbox."""
-    for name, busy, later in letters:
-        hand.letter(name, busy, later)
-    first = (read_mail(hand, f"letters {letters}"), list(hand.done), hand.mail.slept)
-    if ends:
-        hand.end()
-    return (*first, read_mail(hand, f"letters {letters}, then again"), list(hand.done))
-
-
 def test_Bridge_read_mail__unseen(subject, truth, rng):
     def by_the_course():
-        return mail_read(ByHand(Bridge(StillEngine(busy=busy))), letters, ends)
+        return ByHand(Bridge(StillEngine(busy=busy))).read_twice(letters, ends)
 
     for busy, ends in list(product((False, True), repeat=2)) * 12:
         letters = drawn_letters(rng)
-        got = mail_read(by_hand(subject, busy), letters, ends)
+        got = read_mail(by_hand(subject, busy), f"letters {letters}", letters, ends)
         want = truth(by_the_course)
         assert got == want, (
             f"read_mail, {'a busy' if busy else 'an idle'} engine, letters (name, busy after it, "
@@ -244,11 +238,7 @@ def test_Bridge_read_mail__unseen(subject, truth, rng):
 
 # ---- to_params
 
-DEFAULTS = {"max_tokens": 16, "min_tokens": 0, "temperature": 1.0, "top_k": 0, "top_p": 1.0,
-            "seed": None, "stop": (), "stop_token_ids": (), "ignore_eos": False, "logprobs": None,
-            "prompt_logprobs": None, "n": 1, "min_p": 0.0, "presence_penalty": 0.0,
-            "frequency_penalty": 0.0, "repetition_penalty": 1.0, "logit_bias": (),
-            "structured_outputs": None}
+DEFAULTS = asdict(SamplingParams())
 ALL = dict.fromkeys(DEFAULTS.keys() - {"prompt_logprobs"})
 LENGTH = {"max_tokens": None}           # of a chat without max_tokens
 ONES = {"n": 3, "max_tokens": 1, "min_tokens": 1, "ignore_eos": True}
@@ -268,7 +258,7 @@ ACCEPTED = [
     ({"messages": []}, True, LENGTH, {"chat_of_16": {}}),
     ({"max_tokens": 9}, True, {"max_tokens": 9}, {}),
     ({"logprobs": True, "top_logprobs": 3}, True, LENGTH | {"logprobs": 3}, {}),
-    ({"logprobs": True}, True, LENGTH | {"logprobs": 0}, {}),
+    ({"logprobs": True}, True, LENGTH | {"logprobs": 0}, {"top_only": LENGTH}),
     ({"logprobs": False, "temperature": None}, True, LENGTH, {}),
 ]
 
@@ -277,8 +267,11 @@ def params_of(subject, fields, chat, *more):
     """(what was asked, attempt() of to_params); an AssertionError for the engine's own error."""
     what = f"to_params, {'chat' if chat else 'completion'} with {fields}"
     try:
-        return what, attempt(subject, subject.to_params, fields, chat, *more)
+        outcome = attempt(subject, subject.to_params, fields, chat, *more)
+        assert "returned" not in outcome, tell("returned", f"{what}: {outcome}")
+        return what, outcome
     except Raised as error:
+        assert "unexpected keyword" not in error.text, tell("all_fields", f"{what}: {error.text}")
         assert error.type != "RequestError", tell("own_error",
                                                   f"{what}: RequestError, {error.text}")
         raise
@@ -302,10 +295,12 @@ def test_to_params(subject):
 def refused(subject, fields, field, chat=False, names=None, **limits):
     """It is rejected with 400, and the field is named."""
     what, outcome = params_of(subject, fields, chat, names, subject.Limits(**limits))
+    name = ("no_limit" if limits else "names_unread" if names else
+            "top_alone" if field == "top_logprobs" else
+            "zero_absent" if fields[field] == 0 else "accepted")
     assert "status" in outcome, tell(
-        "no_limit" if limits else "accepted",
-        f"{what}, {limits or 'no limits'}: it was accepted, with {field} = "
-        f"{outcome['value'] and outcome['value'].get(field)!r}")
+        name, f"{what}, {limits or 'no limits'}: it was accepted, with {field} = "
+              f"{outcome['value'] and outcome['value'].get(field)!r}")
     assert outcome["status"] == 400, f"{what}: status {outcome['status']}, expected 400"
     assert outcome["field"] == field, tell(
         "own_name", f"{what}: it names {outcome['field']}; the client calls this field {field}")
@@ -313,7 +308,7 @@ def refused(subject, fields, field, chat=False, names=None, **limits):
         f"{what}: the message is {outcome['text']!r}; it must begin with the field's name"
 
 
-WRONG = {"max_tokens": (0, -1), "n": (0,), "temperature": ("hot", -1), "seed": (1.5,),
+WRONG = {"max_tokens": (-1, 0), "n": (0,), "temperature": ("hot", -1), "seed": (1.5,),
          "stop": ("", 5, ["a", None]), "stop_token_ids": ([-1], 5), "logprobs": (99, True),
          "ignore_eos": (1,), "top_k": (2**31,), "top_p": (0,)}
 
@@ -395,8 +390,13 @@ def steps_into(subject, count):
 
 def test_Call_add(subject):
     steps = steps_into(subject, 2)
-    steps.add(1, "ab", 2)
+    with raises("no_piece_yet", KeyError, "Nothing may be unread yet: unread.get(index, Piece())."):
+        steps.add(1, "ab", 2)
     got = steps.unread()
+    assert got not in ({}, {1: ("", 0, None)}), tell(
+        "not_stored", f"Call.add(1, …): unread is {got}")
+    assert isinstance([*got.values()][0][0], str), tell(
+        "list_of_pieces", "Call.add(1, …): unread holds a list")
     assert list(got) == [1], tell("ignores_index", f"Call.add(1, …): unread is {got}")
     assert got == {1: ("ab", 2, None)}, (
         f"Call.add(1, 2 tokens that read 'ab'): unread is {got}; expected {{1: ('ab', 2, None)}}: "
@@ -445,25 +445,12 @@ def test_Call_add__the_end(subject):
         "silent_end", "Call.add: an answer ended without a text, and its reader was not woken")
 
 
-def test_Call_add__a_slow_reader(subject):
-    """3 answers of 200 tokens each and no reader: 3 pieces, and all the text."""
-    steps = steps_into(subject, 3)
-    for t in range(200):
-        for i in range(3):
-            steps.add(i, chr(97 + t % 26), 1, "length" if t == 199 else None)
-    got = steps.unread()
-    assert len(got) == 3, f"Call.add: {len(got)} pieces of three answers"
-    want = "".join(chr(97 + t % 26) for t in range(200))
-    for i, (text, tokens, reason) in got.items():
-        assert (text == want, tokens, reason) == (True, 200, "length"), (
-            f"Call.add, 200 tokens in 200 steps: the piece of answer {i} has {len(text)} "
-            f"characters, {tokens} tokens, reason {reason}; expected all 200, and length")
-
-
 def test_Call_add__a_failure(subject):
     """A kernel that raised: the client is told."""
     steps = steps_into(subject, 2)
-    steps.add(1, "", 0, "error")
+    with raises("raises_error", ApiError, "Only the event loop would see that: self.fail(500, …) "
+                "tells the reader."):
+        steps.add(1, "", 0, "error")
     error = steps.call.error
     assert error is not None, tell("error_ignored", "Call.add, reason error")
     assert error[0] == 500 and "an illegal memory access" in error[1], (
@@ -474,14 +461,16 @@ def test_Call_add__a_failure(subject):
     assert steps.call.woken.is_set(), "Call.add, reason error: the reader was not woken"
 
 
-def test_Call_add__many_answers(subject):
-    """The last of 40,000 answers, and an output of 40,000 tokens."""
+def test_Call_add__many(subject):
+    """The last of 40,000 answers: 200 tokens that are not read, then an output of 40,000 tokens."""
     steps = steps_into(subject, 40_000)
-    steps.add(39_999, "a", 1)
-    steps.add(39_999, "b", 40_000, "stop")
+    for t in range(200):
+        steps.add(39_999, chr(97 + t % 26), 1)
+    steps.add(39_999, ".", 40_000, "stop")
     got = steps.unread(), steps.call.open
-    assert got == ({39_999: ("ab", 40_001, "stop")}, 39_999), (
-        f"Call.add, the last of 40,000 answers, 1 and 40,000 tokens: unread and open are {got}")
+    want = {39_999: ("".join(chr(97 + t % 26) for t in range(200)) + ".", 40_200, "stop")}, 39_999
+    assert got == want, (f"Call.add, the last of 40,000 answers, in 201 steps that nobody reads: "
+                         f"unread and open are {got}, expected {want}")
 
 
 def test_Call_add__nothing_is_read_twice(subject):
@@ -532,16 +521,24 @@ def ask(subject, count, taken, finished=0, ends=(), seats=2, queue=3):
     hand.fill(taken, finished, list(ends))
     what = (f"make_room({count}), {seats} may run and {queue} wait, {taken} answers were accepted "
             f"and {finished} of them have finished")
-    return what, attempt(subject, hand.bridge.make_room, count)
+    with named("no_ends", "self.ends may be empty: then assume 1 s an answer.",
+               lambda error: not ends and error.type in ("IndexError", "ZeroDivisionError")), named(
+            "asks_scheduler", "The scheduler knows no letters: self.taken - self.engine.finished.",
+            lambda error: "SimpleNamespace' object has no attribute" in error.text):
+        outcome = attempt(subject, hand.bridge.make_room, count)
+    assert hand.bridge.taken == taken, tell(
+        "counts_itself", f"{what}: then self.taken is {hand.bridge.taken}")
+    return what, outcome
 
 
 def test_Bridge_make_room(subject):
     for count, taken, finished, name in (
-            (1, 0, 0, ""), (5, 0, 0, "last_place"), (1, 4, 0, "last_place"),
-            (2, 9, 6, "finished_counted"), (1, 1000, 998, "finished_counted")):
+            (1, 0, 0, ""), (3, 0, 0, "queue_uncounted"), (5, 0, 0, "last_place"),
+            (1, 4, 0, "last_place"), (2, 9, 6, "finished_counted"),
+            (1, 1000, 998, "finished_counted")):
         what, outcome = ask(subject, count, taken, finished)
         status = outcome.get("status")
-        assert "value" in outcome, tell("fits_later" if status == 400 else name,
+        assert "value" in outcome, tell("five_fit" if (count, status) == (5, 400) else name,
                                         f"{what}: {status}, {outcome.get('text')}")
     what, outcome = ask(subject, 4, 5)
     assert "status" in outcome, tell("default_limits", what)
@@ -559,18 +556,21 @@ def test_Bridge_make_room__never(subject):
 
 
 # (expected, got): the mistake
-WAITS = {(8, "2"): "one_place", (2, "1"): "rounded_down", (1, "0"): "at_once", (8, "10"): "gaps",
-         (8, "4"): "to_newest", (8, "5"): "from_newest", (60, "160"): "no_cap"}
+WAITS = {(10, "3"): "one_place", (10, "2"): "upside_down", (10, "14"): "gaps",
+         (10, "4"): "to_newest", (10, "6"): "from_newest", (8, "10"): "count_ends",
+         (8, "7"): "rounded_down", (2, "1"): "rounded_down", (1, "0"): "at_once",
+         (3, "1"): "one_second", (60, "160"): "no_cap"}
 
 
 def test_Bridge_make_room__when_to_try_again(subject):
     for count, taken, ends, want in (
-            (4, 5, (90, 91, 92, 93, 94), 8),        # five ended in 10 s, four must end
+            (4, 5, (90, 91, 92, 94), 10),           # four ended in 10 s, four must end
+            (4, 4, (90, 91, 92, 94), 8),            # 7.5 s: three must end
             (3, 5, (90, 92, 94, 96, 98), 6),
             (1, 5, (90, 92, 94, 96, 98), 2),
             (1, 5, (97, 98), 2),                    # 1.5 s
             (1, 5, (99.9, 99.95), 1),               # soon, not at once
-            (2, 5, (), 2),                          # nothing has ended yet: a second each
+            (3, 5, (), 3),                          # nothing has ended yet: a second each
             (3, 5, (60, 80), 60), (3, 5, (61, 80), 59), (1, 5, (99,), 1), (1, 5, (100,), 1),
             (4, 5, (20, 60), 60)):                  # no client is sent away for hours
         what, outcome = ask(subject, count, taken, 0, ends)

@@ -83,11 +83,23 @@ def test_where_answers_are_held_back_a_second_message_is_not_told(shows_answers,
     assert (rows["run_step"].verdict, rows["run_step"].message) == (verdict, says)
 
 
-def test_nobody_is_helped_by_an_exercise_that_the_reference_does_not_use():
+@pytest.mark.parametrize("find, replace", [
+    ("range(end - n, end)", "range(end - n + 1, end + 1)"),
+    ("            pairs += [(other, row) for other in request.forks]", "            pass"),
+    ("[output for flight in flights for output in engine.commit(flight)]",
+     "[engine.commit(flight) for flight in flights]")])
+def test_what_the_tests_alone_run_is_the_courses_own(find, replace):
+    """The reference of s07's end_request uses no other exercise; the engine in its tests does."""
     lesson = course.find("s07_engine")
-    assert [e.name for e in alone.needed(lesson, lesson.exercise("end_request"))] == []
-    assert [e.name for e in alone.needed(lesson, lesson.exercise("run_step"))] == [
-        "build_step", "to_draw", "end_request"]
+    row = graded(lesson, candidate(lesson, "python", find, replace), ["end_request"])["end_request"]
+    assert row.verdict == "pass" and row.message.startswith("Judged with the course's own ")
+
+
+def test_nobody_is_helped_by_an_exercise_that_neither_the_reference_nor_its_tests_use():
+    lesson = course.find("s07_engine")
+    for name, others in {"predict_steps": [], "run_step": ["build_step", "to_draw", "end_request"],
+                         "end_request": ["build_step", "to_draw", "run_step"]}.items():
+        assert [e.name for e in alone.needed(lesson, lesson.exercise(name))] == others
 
 
 def test_lines_are_those_of_the_author():

@@ -52,6 +52,13 @@ def test_what_given_code_raises_is_told_at_the_line_of_the_exercise_that_called_
     assert "which calls" not in message("generate", "    return prompt[len(prompt)]\n")
 
 
+def test_a_long_text_of_an_exception_names_an_object_without_its_fields():
+    said = message("end_request", "    engine.scheduler.finish(request, reason)\n"
+                                  "    raise ValueError(f'{request!r} is there')\n")
+    assert said.startswith("end_request: ValueError: an object of type Request is there\n")
+    assert "KeyError: 'short'" in message("page_hash", "    raise KeyError('short')\n")
+
+
 @pytest.mark.parametrize("line, says", [
     ("ctypes.string_at(0)", "the process crashed: Segmentation fault"),
     ("os.write(2, b'MemoryError: full'); os._exit(1)", "the process crashed: MemoryError: full"),
