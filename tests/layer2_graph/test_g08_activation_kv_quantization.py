@@ -12,7 +12,7 @@ from lab.judge.mistakes import mistake, named
 from lab.judge.subject import Raised
 from layer2_graph import LEVELS, QuantizedCache, load, smooth
 from layer2_graph.models import SMALL
-from layer2_graph.testing.codes import (
+from tests.layer2_graph.oracle_g08_activation_kv_quantization import (
     Pages,
     book,
     coded,
