@@ -73,6 +73,13 @@ class Lesson:
         return ROOT / "tests" / self.floor / f"test_{self.id}.py"
 
     @property
+    def graders(self):
+        """Its tests, and what they compare with where that is a file of its own: beside them, where
+        no answer can import it."""
+        oracle = self.test.with_name(f"oracle_{self.id}.py")
+        return [self.test, oracle] if oracle.exists() else [self.test]
+
+    @property
     def bench(self):
         """The file of its measurements: ladder and targets. Most floors have none."""
         return ROOT / self.floor / "bench" / f"{self.id}.py"
@@ -201,7 +208,7 @@ class Lesson:
     def fingerprint(self):
         """A digest of stubs and tests, not of the prose: it changes when task or grading does."""
         digest = hashlib.sha256(VERSION.encode())
-        for text in (*self.stubs.values(), self.test.read_text("utf-8")):
+        for text in (*self.stubs.values(), *(path.read_text("utf-8") for path in self.graders)):
             digest.update(text.encode())
         return digest.hexdigest()[:12]
 

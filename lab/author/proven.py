@@ -21,7 +21,7 @@ NEW_LESSON = 60         # seconds of a lesson that was never proven: the most th
 def files(lesson):
     """A lesson's own files: module, kernels, prose, graders, mutants, twins."""
     paths = [lesson.path(suffix) for suffix in (".md", *course.SUFFIX.values())]
-    paths += [lesson.test, lesson.mutants, lesson.twins]
+    paths += [*lesson.graders, lesson.mutants, lesson.twins]
     return [path for path in paths if path.exists()]
 
 

@@ -28,8 +28,8 @@ def rename(lesson, old, new):
 
 
 def files(lesson):
-    return [path for path in (*map(lesson.path, (".py", ".cu", ".md")), lesson.bench, lesson.test,
-                              lesson.mutants, lesson.twins) if path.exists()]
+    return [path for path in (*map(lesson.path, (".py", ".cu", ".md")), lesson.bench,
+                              *lesson.graders, lesson.mutants, lesson.twins) if path.exists()]
 
 
 def renamed(path, old, new):

@@ -164,8 +164,8 @@ def shipped(plan, path):
 
 
 def grader(plan, path):
-    """True for the tests of a lesson that ships, and for the proofs of an answered one's tests."""
-    return any(ROOT / path == i.test for i in plan.lessons) or any(
+    """True for the graders of a lesson that ships, and for the proofs of an answered one's."""
+    return any(ROOT / path in i.graders for i in plan.lessons) or any(
         ROOT / path in (i.mutants, i.twins) for i in plan.answered)
 
 

@@ -1,12 +1,18 @@
 """Whether an exercise was attempted: what can be said of a text before any of it runs."""
 
-from lab import stub
+import ast
+import functools
+
+from lab import course, stub
+from lab.course import ROOT
 from lab.judge.candidate import told
+from lab.judge.isolate import homes
 from lab.judge.verdict import Verdict
 
 
 def untouched(lesson, candidate, exercise):
-    """The verdict of an exercise that needs no test: not attempted, or not parsable."""
+    """The verdict of an exercise that needs no test: not attempted, not parsable, or with an import
+    that no answer may have."""
     if exercise.name in candidate.broken:
         return Verdict(exercise.name, "fail", 0, exercise.points, candidate.broken[exercise.name])
     text = candidate.sources[exercise.language]
@@ -26,4 +32,41 @@ def untouched(lesson, candidate, exercise):
     if mine == stub.normalised(lesson.stubs[exercise.language], exercise.name, exercise.language):
         return Verdict(exercise.name, "not_attempted", 0, exercise.points,
                        f"still the stub in {label}")
+    if exercise.language == "python" and (row := driver(text, lesson)):
+        line = told(candidate, exercise.language, row[0])
+        return Verdict(exercise.name, "fail", 0, exercise.points,
+                       f"{label}, line {line}: an answer may not import {row[1]}: that is given "
+                       f"code, which calls your answer")
     return None
+
+
+def driver(text, lesson):
+    """(line, name) of an import from a room `testing`, None where a text has none. The code there
+    has to run beside an answer, and may do an exercise's work in another way. This is a rule and
+    no wall; what graders compare with is in tests/, which no answer can import."""
+    homes = homes_by_floor()
+    for node in ast.walk(ast.parse(text)):
+        for name in imports(node, lesson.floor):
+            floor, *rooms = homes.get(name, name).split(".")
+            if rooms[:1] == ["testing"] and (ROOT / floor / "testing").is_dir():
+                return node.lineno, name
+    return None
+
+
+def imports(node, floor):
+    """The full names of what a statement imports. floor: of the file"""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        package = ".".join(filter(None, (floor if node.level else "", node.module)))
+        return [f"{package}.{alias.name}" for alias in node.names]
+    return []
+
+
+@functools.cache
+def homes_by_floor():
+    """{full name: module} of what the floors' tables of contents have."""
+    contents = [(floor.name, homes((ROOT / floor.name / "__init__.py").read_text("utf-8")))
+                for floor in course.floors() if (ROOT / floor.name).is_dir()]
+    return {f"{floor}.{name}": module for floor, names in contents
+            for name, module in names.items()}

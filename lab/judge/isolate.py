@@ -113,14 +113,18 @@ class Place:
         return data
 
 
+def homes(contents):
+    """{name: the module that has it} of a floor's table of contents."""
+    return {alias.name: node.module for node in ast.parse(contents).body
+            if isinstance(node, ast.ImportFrom) for alias in node.names}
+
+
 @functools.cache
 def on_demand(contents):
     """A floor's table of contents that imports a module when a name of it is first asked for: a
     child needs few of them, and all take a tenth of a second."""
-    home = {alias.name: node.module for node in ast.parse(contents).body
-            if isinstance(node, ast.ImportFrom) for alias in node.names}
     return ("from importlib import import_module\n\n"
-            f"HOME = {home!r}\n__all__ = list(HOME)\n\n\n"
+            f"HOME = {homes(contents)!r}\n__all__ = list(HOME)\n\n\n"
             "def __getattr__(name):\n"
             "    if name not in HOME:\n"
             "        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')\n"

@@ -1,7 +1,7 @@
 """Imported by a warm process that grades many texts: pays once what every grading would pay again.
 
-The floors are forgotten again: the code under test, too, runs in a fork of this process, and sees
-only what lab.judge.isolate gives it of the course.
+The floors and what graders compare with are forgotten again: the code under test, too, runs in a
+fork of this process, and sees only what lab.judge.isolate gives it of the course.
 """
 
 import ast
@@ -11,7 +11,7 @@ import sys
 
 from lab import course
 
-FLOORS = {floor.name for floor in course.floors()}
+FORGOTTEN = {"tests", *(floor.name for floor in course.floors())}
 
 
 def imported(text):
@@ -36,6 +36,6 @@ for lesson in course.lessons():
     # One that is being written may be broken. Its own grading says so; the others' go on.
     with contextlib.suppress(Exception):
         READ.append(warm_up(lesson))
-for name in [name for name in sys.modules if name.partition(".")[0] in FLOORS]:
+for name in [name for name in sys.modules if name.partition(".")[0] in FORGOTTEN]:
     del sys.modules[name]
 importlib.import_module("lab.judge.warm_pytest")

@@ -3,7 +3,6 @@
 compile_driver  operators and compiled functions of g09
 random_llama    a small Llama of random weights
 layer_traffic   launches and bytes of a step of it, of three kinds and six families
-codes           codes by the book, in float64
 graphs          graphs of a few calls, which passes rewrite
 programs        random programs of PyTorch calls
 """

@@ -32,7 +32,7 @@ ROOMS = {
     "lab": ["setup", "stub", "simulator", "course", "device", "remote", "judge", "desk", "terminal",
             "plots", "measure", "author", "grading", "doctor", "cli"],
     "day01_roofline": ["", "bench"],
-    "layer1_kernels": ["", "testing", "bench"],
+    "layer1_kernels": ["", "bench"],
     "layer2_graph": ["config_entries", "experts", "config", "checkpoint", "models", "drawing",
                      "launches", "passes", "", "testing", "cpu", "decode_ladder", "compilers",
                      "twins", "bench"],
@@ -76,6 +76,24 @@ def test_imports_point_down(path):
 
 def room(rooms, names):
     return names[0] if names[0] in rooms else ""
+
+
+# Modules of a room `testing` that graders alone use: graphs and models to judge with, no answers.
+MADE_BY_GRADERS = {f"layer2_graph.testing.{name}" for name in ("graphs", "layer_traffic",
+                                                                "programs")}
+
+
+def test_what_graders_compare_with_is_no_room_of_a_floor():
+    """An answer could import it there. A room `testing` has what runs beside an answer, which
+    graders name in a string as `module:function`, or in a lesson."""
+    texts = {path: path.read_text("utf-8") for floor in FLOORS
+             for path in (*(ROOT / floor).rglob("*.py"), *(ROOT / floor).glob("*.md"))}
+    texts |= {path: re.sub(r"(?m)^from .*", "", path.read_text("utf-8"))
+              for floor in FLOORS[1:] for path in (ROOT / "tests" / floor).rglob("*.py")}
+    given = {module(path): path for path in FILES if path.match("testing/[!_]*.py")}
+    unused = {name for name, own in given.items()
+              if not any(name in text for path, text in texts.items() if path != own)}
+    assert unused == MADE_BY_GRADERS
 
 
 def test_no_import_circle():

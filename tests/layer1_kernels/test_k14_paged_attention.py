@@ -14,7 +14,14 @@ from lab.judge.mistakes import mistake, same_report
 from lab.judge.pace import made_by
 from lab.judge.subject import Raised
 from lab.judge.work import same_work
-from layer1_kernels.testing.pages import attention, batch, merge_parts, rows_of, widened
+from tests.layer1_kernels.oracle_k14_paged_attention import (
+    attention,
+    batch,
+    merge_parts,
+    rows_of,
+    store_rows,
+    widened,
+)
 
 SIZES = [   # new tokens and lengths of each sequence, H, G, D, S, dtype, BM, BN, splits
     ([1, 3], [37, 20], 4, 2, 32, 16, "float16", 16, 16, 1),
@@ -93,22 +100,6 @@ def write(subject, k, v, k_pages, v_pages, slots):
         return subject.launch("write_kv_triton", T, args=(
             k, v, k_pages, v_pages, slots, *k.stride()[:2], *v.stride()[:2], *k_pages.stride()[:3],
             *v_pages.stride()[:3], S, G), D=D, BLOCK=1 << (G * D - 1).bit_length(), num_warps=1)
-
-
-def store_rows(pages, x, slots, strides=None, lanes=None):
-    """Pages of sevens after x[t] (G, D) is stored at slots[t], if not -1: float64.
-
-    strides: of page, place and head, those of the pages where they are None
-    lanes: that store; those from G · D on hold zeros
-    """
-    P, S, G, D = pages.shape
-    page, place, head = strides or pages.stride()[:3]
-    flat = np.full((P + S + 1) * pages.stride(0), 7.0)
-    for row, slot in zip(x.double().numpy().reshape(-1, G * D), slots, strict=True):
-        for i in range(lanes or G * D) if slot >= 0 else ():
-            flat[slot // S * page + slot % S * place + i // D * head + i % D] = \
-                row[i] if i < G * D else 0
-    return torch.from_numpy(flat).as_strided(pages.shape, pages.stride()).numpy()
 
 
 def write_mistakes(letter, got, pages, x, other, slots):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from layer1_kernels import k14_paged_attention as k14
-from layer1_kernels.testing.pages import NOWHERE, attention, batch
+from tests.layer1_kernels.oracle_k14_paged_attention import NOWHERE, attention, batch
 
 LAUNCHERS = (k14.paged_attention, k14.paged_attention_torch, k14.paged_attention_cuda)
 NEAR = {"float32": 2e-5, "float16": 2e-3, "bfloat16": 1.6e-2}       # as tests/conftest.py has them

@@ -40,8 +40,8 @@ from layer2_graph import (
 )
 from layer2_graph.models import SMALL
 from layer2_graph.small.corpus import BEGIN, stories
-from layer2_graph.testing.codes import coded
 from layer2_graph.testing.random_llama import random_llama
+from tests.layer2_graph.oracle_g08_activation_kv_quantization import coded
 
 
 @pytest.fixture(scope="module")

@@ -102,6 +102,15 @@ def test_what_ships(edition):
         "layer1_kernels/k02_transpose.md", "CHANGELOG", "notebooks/layer1_kernels/k02"))]
 
 
+def test_graders_ship_with_what_they_compare_with():
+    for name in ("g08", "k14"):
+        lesson = course.find(name)
+        assert len(lesson.graders) == 2
+        for path in lesson.graders:
+            assert release.grader(release.edition([name]), path.relative_to(ROOT))
+            assert not release.grader(release.edition(["k01"]), path.relative_to(ROOT))
+
+
 def test_it_is_one_commit_and_nothing_beside(edition):
     def git(*words):
         return subprocess.run(["git", "-C", str(edition[0]), *words], check=True, text=True,

@@ -1,4 +1,5 @@
-"""Batches of sequences whose keys and values lie in pages, and their attention in float64."""
+"""Batches of sequences whose keys and values lie in pages; what is stored there, and attention, in
+float64."""
 
 import numpy as np
 import torch
@@ -40,6 +41,22 @@ def widened(*arrays, pages=False, first=1):
         view[...] = x
         views.append(view)
     return views
+
+
+def store_rows(pages, x, slots, strides=None, lanes=None):
+    """Pages of sevens after x[t] (G, D) is stored at slots[t], if not -1: float64.
+
+    strides: of page, place and head, those of the pages where they are None
+    lanes: that store; those from G · D on hold zeros
+    """
+    P, S, G, D = pages.shape
+    page, place, head = strides or pages.stride()[:3]
+    flat = np.full((P + S + 1) * pages.stride(0), 7.0)
+    for row, slot in zip(x.double().numpy().reshape(-1, G * D), slots, strict=True):
+        for i in range(lanes or G * D) if slot >= 0 else ():
+            flat[slot // S * page + slot % S * place + i // D * head + i % D] = \
+                row[i] if i < G * D else 0
+    return torch.from_numpy(flat).as_strided(pages.shape, pages.stride()).numpy()
 
 
 def rows_of(pages, table, N):                       # (P, S, G, D) -> (N, G, D)
