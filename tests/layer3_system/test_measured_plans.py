@@ -83,6 +83,10 @@ def test_the_record_is_of_these_plans():
     rows = record["rows"]
     assert {row["plan"] for row in rows} == set(bench.PLANS)
     assert record["shape"] == list(astuple(bench.SHAPE)) and record["T"] == bench.T
+    for row in rows:
+        ways = bench.in_every_way(row["parts"], bench.PLANS[row["plan"]].zero)
+        assert {way: row[way] for way in bench.WAYS} == pytest.approx(ways)
+    assert len(record["spearman"]) == 2 * len(bench.WAYS)
     for names, value in record["spearman"].items():
         one, other = ([row[name] for row in rows] for name in names.split(", "))
         assert bench.spearman(one, other) == pytest.approx(value, abs=5e-4)
