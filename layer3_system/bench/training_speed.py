@@ -26,7 +26,7 @@ from layer3_system.training.llama import entries
 from layer3_system.training.loop import Training
 
 RECORD = Path(__file__).with_name("training_speed.json")
-ROUNDS = 21
+ROUNDS = 63
 FIRST = 2               # steps of each way that no clock sees; the first one compiles
 
 
