@@ -61,6 +61,8 @@ pictures        pictures of a launch
 session         what holds for all launches of a process
 errors          what can be wrong with a kernel
 self_test       whether the simulator works here
+pytest_plugin   `pytest --simulate`, for the tests of any project
+cupy_on_numpy   what such tests need most of CuPy
 """
 
 from . import pictures
