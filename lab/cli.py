@@ -139,6 +139,8 @@ def check(
     what: Annotated[str | None, typer.Argument(metavar="LESSON[/EXERCISE]")] = None,
     file: Annotated[Path | None, typer.Option(help="grade this .py, .cu or .ipynb instead")] = None,
     as_json: Json = False,
+    problems: Annotated[bool, typer.Option(
+        "--problems", help="then each fail in one line, path:line: error: …, for editors")] = False,
 ):
     """Grade the desk. Exit 0: all passed; 1: a fail; 2: cannot run; 3: no fail, not all passed."""
     from lab.judge import forked, report
@@ -156,6 +158,9 @@ def check(
         verdicts = list(verdicts) if as_json else print_verdicts(lesson, candidate, verdicts)
         if file is None:
             own_desk().record(lesson, candidate, verdicts)
+        if problems and not as_json:
+            for line in report.problems(lesson, candidate, verdicts):
+                print(line)
         codes.append(report.exit_code(verdicts))
         reports.append(report.report(lesson, candidate, verdicts))
     if as_json:

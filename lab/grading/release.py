@@ -26,6 +26,7 @@ HERE = Path(__file__).parent / "edition"
 MADE = {"README.md": "README.md", "check.yml": ".github/workflows/check.yml",
         "gitignore": ".gitignore"}
 AS_THEY_ARE = ("LICENSE", "Makefile", "constraints.txt", "tests/conftest.py")
+FOR_EDITORS = (".devcontainer", ".vscode")
 # Machinery that only the instructor or the author of the course needs.
 KEPT_BACK = ("lab/grading/README.md", "lab/grading/edition/", "lab/authors.mk",
              "lab/course.toml")
@@ -144,7 +145,8 @@ def shipped(plan, path):
     """The bytes of a file in the edition, None where it does not ship."""
     name = str(path)
     top = path.parts[0]
-    if name in AS_THEY_ARE or (top == "lab" and not name.startswith(KEPT_BACK)) or (
+    machinery = top == "lab" and not name.startswith(KEPT_BACK)
+    if name in AS_THEY_ARE or top in FOR_EDITORS or machinery or (
             top == "benchmarks" and path.match("benchmarks/*.json")):
         return (ROOT / path).read_bytes()
     if top == "tests":

@@ -1,11 +1,14 @@
-"""What `lab check` says at its end: JSON, and the exit code."""
+"""What `lab check` says at its end: JSON, a line for each fail, and the exit code."""
 
 import json
+import re
 
-from lab import course
+from lab import course, stub
+from lab.judge.candidate import told
 from lab.judge.isolate import preload
 
 SCHEMA = 1
+PLACE = re.compile(r"^\s*(\S+), line (\d+)\b", re.M)
 REPORTED = ("name", "verdict", "points", "max_points", "message")
 
 
@@ -19,6 +22,32 @@ def report(lesson, candidate, verdicts):
         "source": candidate.source(),
         "exercises": [{k: getattr(verdict, k) for k in REPORTED} for verdict in verdicts],
     }
+
+
+def problems(lesson, candidate, verdicts):
+    """[`path:line: error: exercise: what is wrong`] of what failed, as compilers say it: an editor
+    finds the line. It is the first that the message names, else that of the definition."""
+    exercises = {exercise.name: exercise for exercise in lesson.exercises}
+    failed = [verdict for verdict in verdicts if verdict.verdict == "fail"]
+    return [problem(candidate, exercises[verdict.name.removesuffix(course.SPEED)], verdict.message)
+            for verdict in failed]
+
+
+def problem(candidate, exercise, message):
+    path, line = next((match.groups() for match in PLACE.finditer(message)
+                       if match[1] in candidate.labels.values()), definition(candidate, exercise))
+    sentence = (message.splitlines() or [""])[0].removeprefix(f"{exercise.name}: ")
+    return f"{path}:{line}: error: {exercise.name}: {sentence}"
+
+
+def definition(candidate, exercise):
+    """(path, line) of an exercise; line 1 of a text that cannot be read, as its message says."""
+    language = exercise.language
+    try:
+        line = stub.find_line(candidate.sources[language], exercise.name, language)
+    except (KeyError, SyntaxError, ValueError):
+        line = None
+    return candidate.labels[language], told(candidate, language, line) or 1
 
 
 def exit_code(verdicts):

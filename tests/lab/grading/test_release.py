@@ -95,6 +95,7 @@ def test_what_ships(edition):
             "tests/layer1_kernels/test_k01_vector_add.py", "layer1_kernels/k02_transpose.py",
             "tests/layer1_kernels/k01_vector_add.recorded.json.gz", "README.md", "Makefile",
             "solutions/day01_roofline/r01_roofline.ipynb", ".github/workflows/check.yml",
+            ".vscode/tasks.json", ".devcontainer/devcontainer.json",
             "tests/day01_roofline/r01_roofline.mutants.toml"} <= there
     assert not [name for name in there if name.startswith((
         "layer2", "layer3", "lab/authors.mk", "benchmarks/speed", "tests/lab",
