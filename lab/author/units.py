@@ -28,7 +28,7 @@ LANDING = f"{FULL} and not slow"
 
 PYTHON = sys.executable
 LAB = (PYTHON, "-m", "lab.cli")
-PYTEST = (PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+PYTEST = (PYTHON, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider")
 NBVAL = (*PYTEST, "--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=600")
 # Tests that hold the house itself.
 HOUSE = ("tests/lab/test_house.py", "tests/lab/test_types.py", "tests/lab/test_course.py",

@@ -30,18 +30,36 @@ def cut(source, names, language):
     KeyError: a name is not defined. ValueError: it has no such comment, or cannot be cut there.
     """
     text = one_newline(source)
+    cuts = []
     for name in names:
         unit, *others = _find(text, name, language)
         if others:
             raise ValueError(f"line {others[0].line}: {name} is defined here too")
-        stub = LANGUAGES[language].stub(unit, name)
+        cuts.append((unit, name, LANGUAGES[language].stub(unit, name)))
+    result = _with_stubs(text, cuts)
+    if _unreadable(result, language) is not None:
+        for some in [*([one] for one in cuts), cuts]:       # the one to blame is unreadable alone
+            if (error := _unreadable(_with_stubs(text, some), language)) is not None:
+                unit, name, _ = some[-1]
+                raise ValueError(f"line {unit.line}: {name} cannot be cut at its mark, what is "
+                                 f"left is not code ({error})") from error
+    return result
+
+
+def _with_stubs(text, cuts):
+    """The text with stubs in place of units. cuts: [(unit, its name, its stub)]"""
+    for unit, _, stub in sorted(cuts, key=lambda one: -one[0].start):
         text = text[:unit.start] + stub + text[unit.end:]
-        try:
-            read(text, language)
-        except (SyntaxError, ValueError) as error:
-            raise ValueError(f"line {unit.line}: {name} cannot be cut at its mark, what is left is "
-                             f"not code ({error})") from error
     return text
+
+
+def _unreadable(text, language):
+    """Why a text is no code, None where it is."""
+    try:
+        read(text, language)
+    except (SyntaxError, ValueError) as error:
+        return error
+    return None
 
 
 def definitions(source, language):

@@ -9,6 +9,7 @@ from itertools import accumulate
 from lab.stub.units import MARK, Unit, about
 
 GAP = "\n\n\n"                              # two empty lines around a definition
+STRING = (ast.Constant, ast.JoinedStr)
 DEFINITION = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -20,7 +21,8 @@ def read(text):
         raise SyntaxError("nested too deeply") from None
     rows = text.split("\n")
     starts = [0, *accumulate(len(row) + 1 for row in rows)]
-    strings = {n for node in ast.walk(tree) if isinstance(node, ast.Constant | ast.JoinedStr)
+    nodes = list(ast.walk(tree))
+    strings = {n for node in nodes if isinstance(node, STRING)
                for n in range(node.lineno + 1, node.end_lineno + 1)}
 
     def units(body, owner=None):
@@ -63,7 +65,7 @@ def read(text):
         return result
 
     result = units(tree.body)
-    for node in ast.walk(tree):             # docstrings are no part of `normal`
+    for node in nodes:                      # docstrings are no part of `normal`
         if isinstance(node, DEFINITION) and ast.get_docstring(node, clean=False) is not None:
             node.body = node.body[1:] or [ast.Pass()]
     return result

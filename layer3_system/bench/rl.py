@@ -1,24 +1,30 @@
-"""Learning from own answers, recorded: three seeds, arms whose answers are old, and a slow reward.
+"""Learning from own answers, recorded: three seeds, arms whose answers are old, a slow reward, and
+three seeds of the small model.
 
-python -m layer3_system.bench.rl      writes rl.json; 228 updates of the draft model
+python -m layer3_system.bench.rl      writes rl.json; 228 updates of the draft model, 210 of the
+                                      small one
 """
 
 import json
 import multiprocessing
 import time
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from layer2_graph.models import SMALL
 from layer3_system.rl.loop import Learning, LearningError, Options, Parts, Row
 from layer3_system.rl.roles import contains_role
 
 RECORD = Path(__file__).with_suffix(".json")
 UPDATES = 36            # of each seed
 FEWER = 20              # of each arm
+LONGER = 70             # of each seed of the small model
+SMALL_OPTIONS = Options(lr=1.5e-3, roles=("badger", "teacher", "dancer", "hedgehog"))
 OTHERS = "teacher", "hedgehog", "sailor", "baker", "rabbit", "fox"      # nobody asks about them
 EACH = 0.05             # seconds that a slow reward waits
 ANSWERS = 64
@@ -75,6 +81,14 @@ def seed_run(seed: int) -> dict[str, Any]:
     return run | {"grids": grids, "others": others}
 
 
+def small_run(seed: int) -> dict[str, Any]:
+    """An arm's entries, and "cpu": seconds of this process."""
+    torch.set_num_threads(1)
+    began = time.process_time()
+    run = arm(Learning(replace(SMALL_OPTIONS, seed=seed), folder=SMALL), LONGER)
+    return run | {"cpu": round(time.process_time() - began, 1)}
+
+
 def mean(rows: list[list[float]]) -> float:
     return round(sum(map(sum, rows)) / sum(map(len, rows)), 3)
 
@@ -105,8 +119,10 @@ def record() -> dict[str, Any]:
     with ProcessPoolExecutor(3, multiprocessing.get_context("spawn")) as pool:
         runs = pool.map(seed_run, range(3))
         arms = pool.map(arm_run, ARMS)
+        small = pool.map(small_run, range(3))
         seeds = dict(enumerate(runs))
         others = dict(zip(ARMS, arms, strict=True))
+        small_seeds = dict(enumerate(small))
     first = seeds[0]
     same = first | {part: first[part][:FEWER] for part in ("reward", "roles", "gap")}
     del same["grids"], same["others"]
@@ -114,7 +130,8 @@ def record() -> dict[str, Any]:
     return {"what": f"the draft model, 4 questions, 16 answers each; 3 seeds of {UPDATES} updates, "
                     f"arms of {FEWER} with seed 0; of seed 0's time {share:.0%} is rollout",
             "roles": list(Options().roles), "seeds": seeds,
-            "arms": {"same weights": same} | others, "pool": pool_seconds()}
+            "arms": {"same weights": same} | others, "pool": pool_seconds(),
+            "small": {"roles": list(SMALL_OPTIONS.roles), "seeds": small_seeds}}
 
 
 def main() -> None:

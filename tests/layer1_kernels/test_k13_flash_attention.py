@@ -218,32 +218,33 @@ def right(subject, agree, kernel, rng, size, spread=1.0, extra=lambda *_: {}):
 
 
 def hard(subject, agree, kernel, rng):
-    """Hard numbers in q, k and v, each in turn; all keys are seen, for 0 times NaN is NaN."""
+    """Hard numbers in q, k and v, each in turn, a batch each of one launch; all keys are seen, for
+    0 times NaN is NaN."""
     D, BM, BN = 16, 16, 16
     one_sign = ("shifted", "negative", "around -3000")
-    for (kind, make), which in itertools.product(HARD.items(), range(3)):
-        if which == 1 and kind in ("infinite", "not_a_number"):
-            continue                            # the scores of a whole head
-        arrays = [rng.standard_normal(shape, np.float32)
-                  for shape in ((1, 5, 1, D), (1, 35, 1, D), (1, 35, 1, D))]
-        arrays[which] = make(rng, arrays[which][0, :, 0].shape)[None, :, None]
+    cases = [(kind, which) for kind, which in itertools.product(HARD, range(3))
+             if which != 1 or kind not in ("infinite", "not_a_number")]     # scores of a whole head
+    arrays = [rng.standard_normal((len(cases), n, 1, D), np.float32) for n in (5, 35, 35)]
+    for b, (kind, which) in enumerate(cases):
+        arrays[which][b, :, 0] = HARD[kind](rng, arrays[which][b, :, 0].shape)
         if which < 2 and kind in one_sign:
-            arrays[1 - which] = abs(arrays[1 - which])
-        q, k, v = apart(*map(torch.from_numpy, arrays))
-        out, lse, _ = run(subject, kernel, q, k, v, False, BM, BN)
-        with np.errstate(all="ignore"):
-            want, want_lse = oracle(q, k, v, False, D ** -0.5)
+            arrays[1 - which][b] = abs(arrays[1 - which][b])
+    q, k, v = apart(*map(torch.from_numpy, arrays))
+    out, lse, _ = run(subject, kernel, q, k, v, False, BM, BN)
+    with np.errstate(all="ignore"):
+        want, want_lse = oracle(q, k, v, False, D ** -0.5)
+        low = np.logaddexp(want_lse, -1e4 * D ** -0.5 + math.log(-35 % BN))
+    for b, (kind, which) in enumerate(cases):
         what = f"{WORDS.get(kind, kind)} in {'qkv'[which]}, 5 queries, 35 keys, D = {D}, float32"
         # scores of hundreds have an error of 1e-5 in fp32, and weights the same
         close = "float16" if which < 2 and kind in (
             "shifted", "around -3000", "uneven", "exact_sums") else "float32"
         from_0 = {"from_0": (WRONG["from_0"], np.full((1, 1, 1), -np.inf))}
         for t in range(5):
-            row = np.s_[:, t:t + 1]
-            low = np.logaddexp(want_lse[row], -1e4 * D ** -0.5 + math.log(-35 % BN))
+            row = np.s_[b:b + 1, t:t + 1]
             known = {"low_mask": ("masked scores are set to -10,000 instead of -inf, and "
-                                  "the scores of this query are lower", low)}
-            known |= from_0 if np.isfinite(want_lse).all() else {}
+                                  "the scores of this query are lower", low[row])}
+            known |= from_0 if np.isfinite(want_lse[b]).all() else {}
             agree(lse[row], want_lse[row], "float32", f"lse of query {t}, {what}", mistakes=known)
             agree(out[row], want[row], close, f"out of query {t}, {what}")
 

@@ -122,12 +122,18 @@ def test_the_command(tmp_path, capsys):
     assert (tmp_path / "run" / "model.safetensors").stat().st_size > 10 ** 6
 
 
-def test_the_record_is_of_this_learning():
+@pytest.mark.parametrize("small", [False, True])
+def test_the_record_is_of_this_learning(small):
     recorded = json.loads(rl.RECORD.read_text("utf-8"))
+    if small:
+        recorded = recorded["small"]
+    assert len(recorded["seeds"]) == 3
     for run in recorded["seeds"].values():
         assert run["reward"][0] < 0.3 and sum(run["reward"][-5:]) / 5 > 0.8
         assert max(run["gap"]) < BOUND
-    answers = Learning(Options(seed=0)).rollout.write(recorded["roles"], 16, 0)
+    learning = Learning(rl.SMALL_OPTIONS, folder=SMALL) if small else Learning()
+    assert list(learning.options.roles) == recorded["roles"]
+    answers = learning.rollout.write(recorded["roles"], 16, 0)
     reward = sum(map(contains_role, answers)) / len(answers)
     assert reward == pytest.approx(recorded["seeds"]["0"]["reward"][0], abs=0.05)
 

@@ -15,7 +15,9 @@ from lab.judge.plugin import NotProvenHere
 from tests.lab.grading.container import USER, for_everybody, start
 from tests.redteam import attacks
 
-pytestmark = pytest.mark.timeout(1800)      # tables of up to 25 submissions
+pytestmark = pytest.mark.timeout(1800)      # all tables together are a hundred submissions
+HANGS = attacks.FOLDER / "hangs.toml"       # one after the other, with nothing beside them
+WALLS = attacks.FOLDER / "walls.toml"       # what only a box can hold back
 
 
 @pytest.fixture
@@ -42,25 +44,29 @@ def port():
             server.accept()
 
 
-def otherwise(sent, rows):
-    """A line for each attack whose verdict is not the one that it must get."""
+def read(tables):
+    """The controls, and the attacks of some tables."""
+    return [one for table in (attacks.CONTROLS, *tables) for one in attacks.read(table)]
+
+
+def refuse_otherwise(sent, rows, said):
+    """AssertionError that names each attack whose verdict is not the one that it must get."""
     found = [(one, rows[one.student, one.exercise]) for one in sent]
-    return [f"{one.name}: {row['verdict']} {row['points']}, {row['message']}"
-            for one, row in found if row["verdict"] not in one.verdict.split(" or ")]
+    wrong = [f"{one.name}: {row['verdict']} {row['points']}, {row['message']}"
+             for one, row in found if row["verdict"] not in one.verdict.split(" or ")]
+    assert not wrong, "\n".join([*wrong, said])
 
 
-@pytest.mark.parametrize("table", [
-    pytest.param(table, marks=[pytest.mark.slow, pytest.mark.alone] * (table.stem == "hangs"),
-                 id=table.stem)
-    for table in attacks.TABLES])
-def test_every_attack_gets_its_verdict(table, tmp_path, canary, port):
-    sent = attacks.read(attacks.CONTROLS) + attacks.read(table)
+@pytest.mark.parametrize("tables", [
+    pytest.param([table for table in attacks.TABLES if table != HANGS], id="together"),
+    pytest.param([HANGS], id="hangs", marks=[pytest.mark.slow, pytest.mark.alone])])
+def test_every_attack_gets_its_verdict(tables, tmp_path, canary, port):
+    sent = read(tables)
     attacks.send(sent, tmp_path / "sent", canary, port)
     rows, said = attacks.grade(tmp_path / "sent", tmp_path / "out",
                                {**os.environ, "LAB_CANARY": "a secret of the instructor's"},
-                               jobs=1 if table.stem == "hangs" else 2)  # no control beside a bomb
-    wrong = otherwise(sent, rows)
-    assert not wrong, "\n".join([*wrong, said])
+                               jobs=1 if tables == [HANGS] else 2)  # no control beside a bomb
+    refuse_otherwise(sent, rows, said)
     assert canary.read_text() == "a secret of the instructor's"
     assert [file.name for file in canary.parent.iterdir()] == ["canary"]
 
@@ -75,49 +81,47 @@ def test_the_walls_stand_at_either_level(level, tmp_path, canary, port):
     programs.mkdir()
     if level == "bubblewrap":
         (programs / "bwrap").symlink_to(shutil.which("bwrap"))
-    sent = attacks.read(attacks.CONTROLS) + attacks.read(attacks.FOLDER / "walls.toml")
+    sent = read([WALLS])
     attacks.send(sent, tmp_path / "sent", canary, port)
     paths = f"{programs}:{Path(sys.executable).parent}"
     rows, said = attacks.grade(tmp_path / "sent", tmp_path / "out", {
         **os.environ, "LAB_CANARY": "a secret of the instructor's", "PATH": paths})
     assert f"sandbox: {level}" in said
     assert "system calls: filtered" in said or seccomp.problem()
-    assert otherwise(sent, rows) == []
+    refuse_otherwise(sent, rows, said)
     assert canary.read_text() == "a secret of the instructor's"
 
 
 @pytest.mark.slow
 def test_the_walls_stand_around_an_ordinary_users_boxes(tmp_path, canary, port):
     """There the code in a box has the same user as the box itself."""
-    sent = attacks.read(attacks.CONTROLS) + attacks.read(attacks.FOLDER / "walls.toml")
+    sent = read([WALLS])
     attacks.send(sent, tmp_path / "sent", canary, port)
     tmp_path.chmod(0o777)
     rows, said = attacks.grade(tmp_path / "sent", tmp_path / "out", dict(os.environ), before=(
         *for_everybody(tmp_path), *USER, "env", "HOME=/tmp",
         "LAB_CANARY=a secret of the instructor's"))
     assert "sandbox: bubblewrap" in said
-    assert otherwise(sent, rows) == []
+    refuse_otherwise(sent, rows, said)
     assert canary.read_text() == "a secret of the instructor's"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("table", [table for table in attacks.TABLES
-                                   if table.stem not in ("hangs", "walls")], ids=lambda t: t.stem)
-def test_without_walls_points_are_as_they_were(table, tmp_path, canary, port):
+def test_without_walls_points_are_as_they_were(tmp_path, canary, port):
     """In a container that may not make namespaces. Without walls there is no limit on space either.
     """
     words = start()
     for path in (ROOT, Path(sys.prefix)):
         words += [word for above in reversed(path.parents[:-1]) for word in ("--dir", str(above))]
         words += ["--ro-bind", str(path), str(path)]
-    sent = [one for one in attacks.read(attacks.CONTROLS) + attacks.read(table)
+    sent = [one for one in read(set(attacks.TABLES) - {HANGS, WALLS})
             if one.name != "a file of more than the box has room for"]
     attacks.send(sent, tmp_path / "sent", canary, port)
     rows, said = attacks.grade(tmp_path / "sent", tmp_path / "out", dict(os.environ), before=(
         *words, "--bind", str(tmp_path), str(tmp_path), "--chdir", str(ROOT), "--setenv",
         "LAB_CANARY", "a secret of the instructor's", "--setenv", "PYTHONPATH", str(ROOT)))
     assert "sandbox: limits" in said
-    assert otherwise(sent, rows) == []
+    refuse_otherwise(sent, rows, said)
 
 
 def test_the_catalogue_is_whole():

@@ -331,13 +331,8 @@ def test_torch_fills_in_for_kernels(edition):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)            # a whole `make test`
-def test_make_test_proves_a_fresh_clone(tmp_path):
-    """Its units, in an edition of day 1 with answers and k01..k02 without."""
-    plan = release.edition(["day01", "k01..k02"], answers_until="r04")
-    release.release(plan, tmp_path / "made", silent)
-    subprocess.run(["git", "clone", "-q", str(tmp_path / "made"), str(tmp_path / "clone")],
-                   check=True)
-    done = inside(tmp_path / "clone", "-m", "lab.author.prove", "landing")
+def test_make_test_proves_a_fresh_clone(copy):
+    done = inside(copy, "-m", "lab.author.prove", "landing")
     assert done.returncode == 0, done.stdout[-3000:]
     for unit in ("verify k01_vector_add", "verify r01_roofline", "lab build --check"):
         assert re.search(rf" ok +\d+ s  {unit}$", done.stdout, re.M), unit
