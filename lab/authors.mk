@@ -6,9 +6,10 @@
 # make gpu         the GPU tests and the bench, a slice of 9 minutes a call, or of SLICE=7m
 # make test-versions   the simulator's tests on the oldest and the newest compilers supported
 # make compiled    what the compilers make of the shipped kernels for Hopper; needs no GPU
+# make site        the course as pages for a browser, in .cache/site/html
 # make speed       the simulator against other simulators and its targets, CPU seconds on this machine
 
-.PHONY: test-all soak test-versions compiled speed gpu
+.PHONY: test-all soak test-versions compiled site speed gpu
 
 test-all: set-up-tests
 	@.venv/bin/python -m lab.author.prove all $(if $(SLICE),--slice $(SLICE))
@@ -22,6 +23,9 @@ test-versions:
 
 compiled: set-up
 	@.venv/bin/python -m lab.author.hopper_report
+
+site: set-up-tests
+	@.venv/bin/python -m lab.author.site
 
 speed: set-up
 	@.venv/bin/python -m lab.author.simulator_speed --wheels $(torch_wheels)/cpu

@@ -49,9 +49,11 @@ def run_folder():
 def run_environment(warm):
     """The environment of a proof's processes: what they compile is kept in the course's own folder,
     so that no other run of the machine has a part in it, and warm processes in the folder `warm`.
+    There is one for each core, so PyTorch has one thread: more wait for each other, spinning.
     """
     cache = ROOT / ".cache"
-    return {**os.environ, "LAB_WARM": str(warm), "XDG_CACHE_HOME": str(cache),
+    return {**os.environ, "LAB_WARM": str(warm), "OMP_NUM_THREADS": "1",
+            "XDG_CACHE_HOME": str(cache),
             "TRITON_CACHE_DIR": str(cache / "triton"),
             "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor")}
 

@@ -17,6 +17,7 @@ hopper_report    `make compiled`: what the compilers make of the kernels for Hop
 simulator_speed  `make speed`: the simulator beside other simulators
 versions         `make test-versions`: the oldest and the newest supported compilers
 mutations        lines changed at random, and whether the proof notices
+site             `make site`: the course as pages for a browser
 house            the house in numbers: files, circles, names
 public_faults    faults of public kernels, found in small kernels of our own
 """

@@ -18,10 +18,6 @@ if [ "$SLURM_ARRAY_TASK_COUNT" != "$SLURM_ARRAY_TASK_MAX" ]; then
     echo "expected an array from 1 to N without gaps, such as --array=1-8" >&2
     exit 2
 fi
-submissions=$1 out=$2
-again=()
-if [ -e "$out/journal-$SLURM_ARRAY_TASK_ID-of-$SLURM_ARRAY_TASK_COUNT.jsonl" ]; then
-    again=(--resume)
-fi
-.venv/bin/lab grade "$submissions" --out "$out" --jobs "${SLURM_CPUS_PER_TASK:-1}" \
-    --shard "$SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT" "${@:3}" "${again[@]}"
+# Slurm runs a copy of this file, in the folder that it was submitted from.
+exec bash lab/grading/shard.sh "$SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT" "$1" "$2" \
+    --jobs "${SLURM_CPUS_PER_TASK:-1}" "${@:3}"

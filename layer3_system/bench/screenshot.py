@@ -26,8 +26,9 @@ OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--n
            "--window-size=1280,1250")
 
 
-def browser():
-    """A headless Chromium; None if it or its driver is missing."""
+def browser(performance=False):
+    """A headless Chromium; None if it or its driver is missing. performance: its log tells what it
+    asks for"""
     programs = shutil.which("chromium"), shutil.which("chromedriver")
     if not all(programs):
         return None
@@ -38,7 +39,8 @@ def browser():
     options.binary_location = programs[0]
     for option in OPTIONS:
         options.add_argument(option)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    logs = {"browser": "ALL"} | ({"performance": "ALL"} if performance else {})
+    options.set_capability("goog:loggingPrefs", logs)
     return webdriver.Chrome(options, Service(programs[1]))
 
 

@@ -49,11 +49,11 @@ def test_a_failed_unit_stops_no_other_and_is_told_with_its_first_lines(place, ca
     assert list(proof.rows["tests"].files) == ["test_a.py"]
 
 
-def test_units_compile_in_the_courses_own_folder_and_share_warm_processes(place):
+def test_units_compile_in_the_courses_own_folder_share_warm_processes_and_have_a_thread(place):
     code = ("import os; folders = [os.environ[name] for name in ('XDG_CACHE_HOME', "
             "'TRITON_CACHE_DIR', 'TORCHINDUCTOR_CACHE_DIR')]; "
             f"assert all(f.startswith({str(ROOT / '.cache')!r}) for f in folders); "
-            "assert os.path.isdir(os.environ['LAB_WARM'])")
+            "assert os.path.isdir(os.environ['LAB_WARM']) and os.environ['OMP_NUM_THREADS'] == '1'")
     status, _ = run([python("folders", code)])
     assert status == 0
 

@@ -1,15 +1,18 @@
-"""The worked example for a cluster, run here: Slurm's variables stand in for Slurm."""
+"""The worked examples for many machines, run here: what Slurm, Kubernetes and GitHub Actions would
+set is set by the tests."""
 
 import os
 import subprocess
 import sys
 
 import pytest
+import yaml
 
 from lab.course import ROOT
 from tests.lab.grading import classroom
 
-SCRIPT = ROOT / "lab" / "grading" / "slurm.sh"
+GRADING = ROOT / "lab" / "grading"
+SCRIPT = GRADING / "slurm.sh"
 FEW = ["right desk", "one mistake", "untouched", "empty.zip"]
 
 
@@ -17,6 +20,7 @@ FEW = ["right desk", "one mistake", "untouched", "empty.zip"]
 def lab(tmp_path):
     """A folder to grade in, with this Python as its .venv: lab(words…) runs `lab` there."""
     (tmp_path / ".venv").symlink_to(sys.prefix)
+    (tmp_path / "lab").symlink_to(ROOT / "lab")         # they run in the course's folder
     classroom.write(tmp_path / "sent", FEW)
 
     def run(*words, **variables):
@@ -66,6 +70,37 @@ def test_a_part_of_an_array_is_refused(lab):
     assert done.returncode == 2 and "without gaps" in done.stderr
 
 
+def test_a_pod_and_a_job_are_shards_too(lab, tmp_path):
+    """The first shard by Kubernetes' command, the second by the workflow's, and its merge."""
+    pod = yaml.safe_load((GRADING / "kubernetes.yaml").read_text())["spec"]
+    container = pod["template"]["spec"]["containers"][0]
+    steps, merging = ([step["run"] for step in job["steps"] if "run" in step] for job in
+                      yaml.safe_load((GRADING / "matrix.yml").read_text())["jobs"].values())
+    assert container["env"] == [{"name": "SHARDS", "value": str(pod["completions"])}]
+    assert pod["completionMode"] == "Indexed" and steps[0] == merging[0] == "make set-up"
+
+    def here(command):
+        for word, of_test in (("/class/submissions", "sent"), ("submissions", "sent"),
+                              ("/class/out", "out"), ("k01,k02", "r01"), ("/8", "/2"),
+                              ("${{ matrix.shard }}", "2")):
+            command = command.replace(word, of_test)
+        return command
+
+    for command, index in ((*container["args"], "0"), (steps[-1], "")):
+        done = lab("bash", "-c", here(command), SHARDS="2", JOB_COMPLETION_INDEX=index)
+        assert done.returncode == 0, done.stderr
+    assert lab("bash", "-c", here(merging[-1])).returncode == 0
+    assert (tmp_path / "out/grades.csv").read_text().count("\n") == 1 + len(FEW)
+
+
+def test_a_workflow_grades_as_many_shards_as_it_says():
+    jobs = yaml.safe_load((GRADING / "matrix.yml").read_text())["jobs"]
+    shards = jobs["shard"]["strategy"]["matrix"]["shard"]
+    said = next(step["run"] for step in jobs["shard"]["steps"] if "shard.sh" in step.get("run", ""))
+    assert shards == list(range(1, len(shards) + 1)) and f"}}}}/{len(shards)} " in said
+    assert jobs["merge"]["needs"] == "shard"
+
+
 def test_the_script_is_one_that_slurm_takes():
     """Slurm reads #SBATCH lines only up to the first command."""
     lines = SCRIPT.read_text().splitlines()
@@ -73,3 +108,4 @@ def test_the_script_is_one_that_slurm_takes():
     options = [i for i, line in enumerate(lines) if line.startswith("#SBATCH")]
     assert lines[0].startswith("#!") and options and max(options) < first
     subprocess.run(["bash", "-n", SCRIPT], check=True)
+    subprocess.run(["bash", "-n", GRADING / "shard.sh"], check=True)
