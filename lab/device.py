@@ -58,6 +58,12 @@ def run_environment(warm):
             "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor")}
 
 
+def repository():
+    """The address of the repository that the site's pages link to, by the variable SITE_REPOSITORY;
+    "" where there is none."""
+    return os.environ.get("SITE_REPOSITORY", "")
+
+
 def forget_environment():
     """Reduce this process's environment to what finds programs and folders: processes that it
     starts from now on inherit no secrets."""

@@ -1,7 +1,5 @@
 """Sphinx's settings for the site. Nothing is loaded from elsewhere, and no notebook is executed."""
 
-import os
-import tomllib
 from pathlib import Path
 
 from docutils.nodes import SkipNode
@@ -11,12 +9,11 @@ from pygments.lexer import bygroups, inherit, using
 from pygments.lexers.c_like import CudaLexer
 from pygments.token import Keyword, Operator, Text
 
-ROOT = Path(__file__).resolve().parents[3]
-REPOSITORY = os.environ.get("SITE_REPOSITORY", "")      # https://github.com/owner/name
+from lab import course, device
 
 project = "Three Floors"
 author = "the authors of Three Floors"
-release = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+release = course.VERSION
 extensions = ["myst_nb"]
 html_theme = "sphinx_book_theme"
 html_title = project
@@ -29,8 +26,8 @@ myst_heading_anchors = 3
 nb_execution_mode = "off"
 nb_merge_streams = True
 html_theme_options = {"show_toc_level": 2, "use_download_button": True, "navbar_persistent": []}
-if REPOSITORY:
-    html_theme_options |= {"repository_url": REPOSITORY, "use_repository_button": True,
+if repository := device.repository():
+    html_theme_options |= {"repository_url": repository, "use_repository_button": True,
                            "use_issues_button": True}
 
 

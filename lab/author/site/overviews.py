@@ -81,9 +81,9 @@ def glossary():
             for paragraph, after in pairwise([*paragraphs, ""]):
                 for match in () if paragraph.startswith("|") else TERM.finditer(paragraph):
                     if not NO_TERM.search(match[1]):
-                        said = sentence(paragraph, match, after)
-                        terms.setdefault(match[1].lower(), (match[1], said, lesson))
-    rows = [f"{term}\n: {said} ({link(lesson, '')})" for _, (term, said, lesson) in sorted(
+                        text = sentence(paragraph, match, after)
+                        terms.setdefault(match[1].lower(), (match[1], text, lesson))
+    rows = [f"{term}\n: {text} ({link(lesson, '')})" for _, (term, text, lesson) in sorted(
         terms.items())]
     return "# Glossary\n\nEach term with the sentence that introduces it.\n\n" + "\n\n".join(rows) \
         + "\n"
@@ -95,12 +95,12 @@ def sentence(paragraph, match, after):
     ends = [end.end() for end in SENTENCE.finditer(paragraph)]
     start = max((end for end in ends if end <= match.start()), default=0)
     stop = min((end for end in ends if end >= match.end()), default=len(paragraph))
-    said = " ".join(paragraph[start:stop].split())
+    words = " ".join(paragraph[start:stop].split())
     if start == 0:
-        said = re.sub(r"^(- |\d\. )", "", said)
-    if after.startswith("$$") and said[-1] not in ".?!":
-        said += f" ${' '.join(after.strip('$').split())}$"
-    return said
+        words = re.sub(r"^(- |\d\. )", "", words)
+    if after.startswith("$$") and words[-1] not in ".?!":
+        words += f" ${' '.join(after.strip('$').split())}$"
+    return words
 
 
 def where():
@@ -126,10 +126,10 @@ def proven():
     rows = ["| lesson | proofs | wrong answers | right answers | proven on |",
             "| --- | --: | --: | --: | --- |"]
     for floor in course.floors():
-        kept = json.loads((ROOT / "proofs" / f"{floor.name}.json").read_text("utf-8"))
+        record = json.loads((ROOT / "proofs" / f"{floor.name}.json").read_text("utf-8"))
         rows += [f"| {link(lesson, '')} {lesson.title} | {row['proofs']} | {row['mutants']} | "
                  f"{row['twins']} | {row['date']} |" for lesson in floor.lessons
-                 if (row := kept.get(lesson.id))]
+                 if (row := record.get(lesson.id))]
     return PROVEN + "\n".join(rows) + "\n"
 
 

@@ -30,8 +30,8 @@ def lesson_page(lesson):
             cells += [code(cell["id"], source),
                       text(f"folds-{cell['id']}", folds(lesson.exercise(exercise)))]
         else:
-            seen = [] if source.startswith("lesson.check") else outputs.get(cell["id"], [])
-            cells.append(code(cell["id"], source, seen, predicted))
+            own = [] if source.startswith("lesson.check") else outputs.get(cell["id"], [])
+            cells.append(code(cell["id"], source, own, predicted))
     title = next(i for i, cell in enumerate(cells) if cell["source"].lstrip().startswith("# "))
     cells[0], cells[1:title + 1] = cells[title], [cells[0], *cells[1:title]]
     # IPython's lexer knows magics; conf.py adds %%cuda.

@@ -2,21 +2,19 @@
 
 import importlib
 import inspect
+import subprocess
+import sys
 
 from lab import course
+from lab.course import ROOT
 from lab.stub import one_newline
 
 
 def commands():
     """`lab` and its commands, as typer documents them."""
-    import typer
-    from typer.cli import get_docs_for_click
-
-    from lab.cli import app
-
-    command = typer.main.get_command(app)
-    return "# The command `lab`\n\n" + get_docs_for_click(
-        obj=command, ctx=typer.Context(command), name="lab", title="lab")
+    words = [sys.executable, "-m", "typer", "lab.cli", "utils", "docs", "--name", "lab"]
+    text = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return text.replace("# `lab`", "# The command `lab`", 1)
 
 
 def names_of(module_name, title):
@@ -62,6 +60,6 @@ def fenced(text):
 
 def pages():
     """{path below the site's source: text}"""
-    made = {f"reference/{floor.name}.md": names_of(floor.name, floor.title)
-            for floor in course.floors()}
-    return made | {"reference/commands.md": commands()}
+    return {"reference/commands.md": commands(),
+            **{f"reference/{floor.name}.md": names_of(floor.name, floor.title)
+               for floor in course.floors()}}
