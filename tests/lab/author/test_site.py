@@ -58,7 +58,7 @@ def order_in(page):
     return lambda exercise: cells.index(f'lesson.check("{exercise.name}")')
 
 
-def test_outside_the_folds_is_no_line_of_a_solution():
+def test_outside_the_folds_stands_what_the_notebook_has():
     for lesson in course.lessons()[::9]:
         shown = "\n".join(FOLD.sub("", text) for text in texts(pages.lesson_page(lesson)["cells"]))
         given = "\n".join(texts(build.make(lesson)[0]["cells"]))
