@@ -1,6 +1,6 @@
 """`make gpu`: the tests and the bench that need a GPU, in slices of at most 9 minutes a call.
 
-The files of tests share the GPU, since what they take is the time of compilers; a bench has it
+Several run at once, since they take mostly the time of compilers; a bench that measures has the GPU
 alone.
 """
 
@@ -23,8 +23,10 @@ from lab.course import ROOT, CourseError
 from lab.measure import records
 from lab.setup import NO_GPU
 
-# Files of tests run beside each other: more threads than one would take cores from another.
-PYTEST = ["env", "OMP_NUM_THREADS=1", sys.executable, "-m", "pytest", "-q", "-rfEsx"]
+# Units run beside each other: more threads than one would take cores from another.
+PYTHON = ["env", "OMP_NUM_THREADS=1", "TORCHINDUCTOR_COMPILE_THREADS=1", sys.executable]
+PYTEST = [*PYTHON, "-m", "pytest", "-q", "-rfEsx"]
+BENCH_BYTES = 12 * 2**30                            # of the GPU's memory that a bench takes
 BENCH = "bench "                                    # how the names of such units begin
 SLICE = 9 * 60 - 15                                 # seconds: 9 minutes less start and end
 TIMED_OUT = (124, 137)                              # how timeout(1) ends at its limit
@@ -89,7 +91,7 @@ def gpu_units():
     lab.measure.bench lists its units one a line; a unit writes its results to a file, a JSON
     object.
     """
-    bench = [sys.executable, "-m", "lab.measure.bench"]
+    bench = [*PYTHON, "-m", "lab.measure.bench"]
     listed = subprocess.run([*bench, "--list"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
         reason = (listed.stderr.strip() or "no reason given").splitlines()[-1]
@@ -98,12 +100,13 @@ def gpu_units():
             **{f"{BENCH}{name}": [*bench, "--unit", name] for name in listed.stdout.split()}}
 
 
-def run_unit(name, command, limit):
-    """One unit's row of the record."""
+def run_unit(name, command, limit, turns):
+    """One unit's row of the record. turns: the file by which benches take turns"""
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.json"
         bench = name.startswith(BENCH)
-        outcome = run(name, [*command, "--out", str(results)] if bench else command, limit)
+        more = ["--turns", str(turns), "--out", str(results)] if bench else []
+        outcome = run(name, command + more, limit)
         row = {"exit_code": outcome.exit_code, "counts": outcome.counts(), "said": outcome.said,
                "not_proven": outcome.undecided, "seconds": round(outcome.seconds, 1)}
         if bench and outcome.exit_code == 0:
@@ -125,11 +128,14 @@ def earlier_units(journal, record):
 class Slice:
     """The units of one call: those that no earlier slice has done, until the time is up."""
 
-    def __init__(self, planned, record, journal, seconds):
-        """planned: {unit: command}    record: what is written, whose units are those done"""
+    def __init__(self, planned, record, journal, seconds, memory):
+        """planned: {unit: command}    record: what is written, whose units are those done
+        memory: bytes of the GPU"""
         self.planned = planned
         self.record = record
         self.journal = journal
+        self.turns = journal.with_suffix(".turns")
+        self.benches = max(1, min(device.workers(), memory // BENCH_BYTES))     # at once
         self.end = time.monotonic() + seconds
         self.ran = 0
         self.writing = threading.Lock()
@@ -145,7 +151,7 @@ class Slice:
         if left < 1:
             return
         whole = not self.ran
-        row = run_unit(name, self.planned[name], left)
+        row = run_unit(name, self.planned[name], left, self.turns)
         if row["exit_code"] in TIMED_OUT and not whole:
             return
         with self.writing:
@@ -155,17 +161,22 @@ class Slice:
             records.write(self.journal, self.record)
 
     def run(self):
-        """The files of tests at once; one that failed so again, alone; then each bench, alone."""
+        """The benches, as many at once as the memory holds, all of them prepared before one
+        measures; then the files of tests; and what failed again, alone."""
         left = [name for name in self.planned if name not in self.rows]
-        tests = [name for name in left if not name.startswith(BENCH)]
-        with ThreadPoolExecutor(device.workers()) as pool:
-            list(pool.map(self.attempt, tests))
-        for name in tests:
+        benches = [name for name in left if name.startswith(BENCH)]
+        tests = [name for name in left if name not in benches]
+        for start in range(0, len(benches), self.benches):
+            self.at_once(benches[start:start + self.benches], self.benches)
+        self.at_once(tests, device.workers())
+        for name in left:
             if name in self.rows and self.rows[name]["exit_code"] not in (0, *TIMED_OUT):
                 self.attempt(name)
-        for name in left:
-            if name not in tests:
-                self.attempt(name)
+        self.turns.unlink(missing_ok=True)
+
+    def at_once(self, names, workers):
+        with ThreadPoolExecutor(workers) as pool:
+            list(pool.map(self.attempt, names))
 
 
 def prove(seconds=None):
@@ -182,7 +193,7 @@ def prove(seconds=None):
     record = records.about(gpu)
     record["units"] = earlier_units(journal, record)
     planned = gpu_units()
-    Slice(planned, record, journal, SLICE if seconds is None else seconds).run()
+    Slice(planned, record, journal, SLICE if seconds is None else seconds, gpu.memory).run()
     rows = record["units"]
     whole = len(rows) == len(planned)
     if whole:

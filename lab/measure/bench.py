@@ -15,7 +15,7 @@ from pathlib import Path
 
 from lab import course, device
 from lab.course import CourseError
-from lab.measure import records
+from lab.measure import records, turns
 
 VERDICTS = {True: "met", False: "missed", None: "not measured"}
 
@@ -147,10 +147,13 @@ def main():
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--unit")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--turns", type=Path, help="the file that the units of a run share")
     args = parser.parse_args()
     if args.list:
         print(*(lesson.id for lesson in units()), sep="\n")
         return 0
+    if args.turns:
+        turns.prepare(args.turns)
     try:
         lesson = course.find(args.unit or "")
         result = unit(lesson)

@@ -23,6 +23,7 @@ import torch
 
 from day01_roofline import Job, Timing, copy_job, read_job, take_turns, this_device
 from day01_roofline import measure as measure_jobs
+from lab.measure.turns import alone
 from layer1_kernels import kernels
 from layer2_graph.config import ModelError
 from layer2_graph.decode_ladder.decoders import Decoder, a_layer
@@ -53,14 +54,15 @@ def measure(model, hugging_face, sequences=SEQUENCES, prompt=PROMPT, count=COUNT
     graphs = check_rungs(model, rows, running, prompts, count)
     timers = {name: lambda decode=decode: decode(prompts, count)[1]
               for name, decode in running.items() if not rows[name].untimed}
-    seconds = take_turns(timers, rounds)
     device = this_device()
     floor = floor_bytes(model, sequences, prompt + count / 2)
     jobs = [copy_job(device), read_job(device)]
     if GRAPH in timers:
         jobs.append(Job(REPLAY, running[GRAPH].replay, 0, floor))
         rows[REPLAY] = replace(rows[GRAPH], name=REPLAY, asked=1)
-    measured = measure_jobs(jobs, device, limit=4)
+    with alone():
+        seconds = take_turns(timers, rounds)
+        measured = measure_jobs(jobs, device, limit=4)
     rates = {job.name: job.moved / measured[job.name].seconds for job in jobs[:2]}
     timings = {name: Timing.of(runs) for name, runs in seconds.items()}
     timings |= {job.name: measured[job.name] for job in jobs[2:]}

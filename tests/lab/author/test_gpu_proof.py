@@ -3,12 +3,14 @@
 import json
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from lab.author import gpu_proof, prove, units
 from lab.device import Gpu
 from lab.measure import records as records
+from lab.measure import turns
 
 GPU = Gpu("NVIDIA Test 1", (9, 0), 80 * 2**30)
 MARK = "@pytest.mark." + "gpu"          # in one word, this file would count as a GPU test
@@ -78,6 +80,7 @@ def test_gpu_units_are_recorded(course, capsys):
 
 def test_slices_go_on_where_the_last_one_stopped(course, monkeypatch, capsys):
     journal = course / "benchmarks" / "nvidia-test-1.partial.json"
+    monkeypatch.setattr(gpu_proof.device, "workers", lambda: 1)
     ran = []
     real = gpu_proof.Slice.attempt
 
@@ -93,7 +96,7 @@ def test_slices_go_on_where_the_last_one_stopped(course, monkeypatch, capsys):
     assert "not finished" in capsys.readouterr().out
     ran.clear()
     assert gpu_proof.prove(60) == 0
-    assert ran == ["bench matmul"] and not journal.exists()
+    assert ran == ["tests/test_a.py"] and not journal.exists()
 
 
 def test_files_of_tests_share_the_gpu_and_one_that_failed_runs_again_alone(course, monkeypatch):
@@ -111,6 +114,34 @@ def test_files_of_tests_share_the_gpu_and_one_that_failed_runs_again_alone(cours
     assert list(record["units"]) == ["tests/test_a.py", "tests/test_b.py"]
 
 
+def test_benches_prepare_at_once_and_measure_one_at_a_time(course, monkeypatch):
+    """Each waits, before it measures, until the other has prepared; neither sees the other
+    measure."""
+    bench = ("import pathlib, sys, time; from lab.measure import turns\n"
+             "turns.prepare(pathlib.Path(sys.argv[-3])); time.sleep({seconds})\n"
+             "pathlib.Path('{own}').touch()\n"
+             "with turns.alone():\n"
+             "    assert pathlib.Path('{other}').exists()\n"
+             "    pathlib.Path('measuring').mkdir(); time.sleep(0.5)\n"
+             "    pathlib.Path('measuring').rmdir()\n"
+             "pathlib.Path(sys.argv[-1]).write_text('{{}}')")
+    whole = Path(turns.__file__).read_text()
+    (course / "lab" / "measure" / "turns.py").write_text(whole)
+    monkeypatch.setattr(gpu_proof.device, "workers", lambda: 2)
+    monkeypatch.setattr(gpu_proof, "gpu_units", lambda: {
+        "bench a": python(bench.format(own="a", other="b", seconds=0)),
+        "bench b": python(bench.format(own="b", other="a", seconds=2))})
+    assert gpu_proof.prove(60) == 0
+    assert not list((course / "benchmarks").glob("*.turns"))
+
+
+def test_a_bench_that_failed_runs_again_alone(course, monkeypatch):
+    monkeypatch.setattr(gpu_proof, "gpu_units", lambda: {"bench a": python(
+        "import pathlib, sys; again = pathlib.Path('a'); exists = again.exists(); again.touch()\n"
+        "pathlib.Path(sys.argv[-1]).write_text('{}'); sys.exit(not exists)")})
+    assert gpu_proof.prove(60) == 0
+
+
 def test_changed_sources_begin_again(course, monkeypatch):
     journal = course / "benchmarks" / "nvidia-test-1.partial.json"
     rows = {"tests/test_a.py": {"exit_code": 0}}
@@ -122,6 +153,7 @@ def test_changed_sources_begin_again(course, monkeypatch):
 
 
 def test_a_unit_that_outlasts_a_whole_slice_fails(course, monkeypatch):
+    monkeypatch.setattr(gpu_proof.device, "workers", lambda: 1)
     monkeypatch.setattr(gpu_proof, "gpu_units", lambda: {
         "bench quick": python(
             "import sys; open(sys.argv[-1], 'w').write('{\"results\": {}}')"),
