@@ -16,6 +16,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lab import simulator
+from layer1_kernels.gpu import properties
 from layer1_kernels.gradients import without_gradients
 from layer1_kernels.k05_matmul_tiled import (
     check,
@@ -121,9 +122,7 @@ def matmul_persistent(a, w):                        # (M, K), (N, K) -> (M, N)
     check(a, w, torch.float16, torch.bfloat16)
     check_rows("a", a)
     check_rows("w", w)
-    device = triton.runtime.driver.active
-    properties = device.utils.get_device_properties(device.get_current_device())
-    return launch_persistent(a, w, properties["multiprocessor_count"], PERSISTENT)
+    return launch_persistent(a, w, properties()["multiprocessor_count"], PERSISTENT)
 
 
 def launch_persistent(a, w, programs, how):         # (M, K), (N, K) -> (M, N)

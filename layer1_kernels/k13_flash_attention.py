@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from lab import simulator
+from layer1_kernels.gpu import properties
 from layer1_kernels.gradients import differentiable, without_gradients
 
 __all__ = ["flash_attention", "flash_attention_cuda", "flash_attention_torch"]
@@ -243,9 +244,7 @@ def tiles(T, D, itemsize):
     BD = triton.next_power_of_2(D)
     BM = min(128 if itemsize == 2 else 64, max(16, triton.next_power_of_2(T)))
     BN = 64 if itemsize == 2 else 16
-    device = triton.runtime.driver.active
-    properties = device.utils.get_device_properties(device.get_current_device())
-    room = properties["max_shared_mem"] // (itemsize * BD)      # rows of a tile
+    room = properties()["max_shared_mem"] // (itemsize * BD)      # rows of a tile
     stages = min(3 if itemsize == 2 else 2, (room - BM) // (2 * BN))
     warps = 8 if BM == 128 or BM == 64 and itemsize == 4 else 4
     return {"BM": BM, "BN": BN, "BD": BD, "num_warps": warps, "num_stages": max(1, stages)}

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from lab import simulator
+from layer1_kernels.gpu import properties
 from layer1_kernels.gradients import without_gradients
 from layer1_kernels.k13_flash_attention import (
     LOG2E,
@@ -303,10 +304,9 @@ def paged_attention(q, k_pages, v_pages, block_tables, cu_q, lens, scale):
     if not T or not B:
         return torch.empty((T, H, D), dtype=q.dtype, device=q.device)
     sizes = sizes_for(T, B, H // G, D, q.element_size())
-    device = triton.runtime.driver.active
-    properties = device.utils.get_device_properties(device.get_current_device())
     programs = min(T, T // (sizes["BM"] // (H // G)) + B) * G
-    splits = count_splits(programs, S * block_tables.shape[1], properties["multiprocessor_count"])
+    splits = count_splits(programs, S * block_tables.shape[1],
+                          properties()["multiprocessor_count"])
     return launch(paged_triton, merge_triton, q, k_pages, v_pages, block_tables, cu_q, lens, scale,
                   splits, sizes)
 

@@ -24,10 +24,10 @@ LOG2E = tl.constexpr(math.log2(math.e))
 ROWS = 16                               # of delta_triton: a program's
 # BM, BN, warps by pass, bytes of a number and width up to 64 or up to 128. Chosen from what Triton
 # makes of them for Hopper (bench/k18_flash_backward.py, shipped): no spills, wgmma in 16 bits.
-TILES = {("keys", 2, 64): (64, 128, 8), ("keys", 2, 128): (64, 64, 8),
-         ("queries", 2, 64): (128, 64, 8), ("queries", 2, 128): (128, 64, 8),
-         ("keys", 4, 64): (16, 32, 4), ("keys", 4, 128): (16, 32, 4),
-         ("queries", 4, 64): (32, 16, 4), ("queries", 4, 128): (32, 16, 4)}
+TILES = {("keys", 2, 64): (64, 128, 8, 2), ("keys", 2, 128): (64, 64, 4, 2),
+         ("queries", 2, 64): (128, 64, 8, 2), ("queries", 2, 128): (128, 64, 8, 3),
+         ("keys", 4, 64): (16, 32, 4, 2), ("keys", 4, 128): (16, 32, 4, 2),
+         ("queries", 4, 64): (32, 16, 4, 2), ("queries", 4, 128): (32, 16, 4, 2)}
 
 
 # ---- what is to be counted
@@ -221,12 +221,12 @@ def queries_pass_triton(q, k, v, grad_out, lse, delta, grad_q, scale, T, N, H, G
 
 def tiles(which, T, N, D, itemsize):
     """What a launch of a pass, "keys" or "queries", is compiled for: its tiles, warps, stages."""
-    BM, BN, warps = TILES[which, itemsize, 64 if D <= 64 else 128]
+    BM, BN, warps, stages = TILES[which, itemsize, 64 if D <= 64 else 128]
     BM = min(BM, max(16, triton.next_power_of_2(T)))
     BN = min(BN, max(16, triton.next_power_of_2(N)))
     warps = min(warps, max(4, BM * BN // 512))
     return {"BM": BM, "BN": BN, "BD": triton.next_power_of_2(D), "num_warps": warps,
-            "num_stages": 2}
+            "num_stages": stages}
 
 
 def launch(kernels, q, k, v, out, lse, grad_out, grad_lse, causal, scale, keys, queries):

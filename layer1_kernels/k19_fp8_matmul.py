@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from lab import simulator
+from layer1_kernels.gpu import properties
 from layer1_kernels.gradients import without_gradients
 from layer1_kernels.k05_matmul_tiled import GROUP as ROWS_OF_TILES
 from layer1_kernels.k05_matmul_tiled import grouped_triton
@@ -289,10 +290,8 @@ def scaled_matmul_fp8(a, w, a_scales, w_scales, group=None, dtype=torch.float32)
         return torch.zeros(M, N, dtype=dtype, device=a.device)
     c = torch.empty(M, N, dtype=dtype, device=a.device)             # (M, N)
     with simulator.capability(FP8_GPU):
-        device = triton.runtime.driver.active
-        properties = device.utils.get_device_properties(device.get_current_device())
         how = configuration(M, N, TILES_OF_ROWS if group is None else TILES,
-                            properties["max_shared_mem"])
+                            properties()["max_shared_mem"])
         programs = triton.cdiv(M, how["BM"]) * triton.cdiv(N, how["BN"])
         arrays = a, w, a_scales, w_scales, c
         if group is None:

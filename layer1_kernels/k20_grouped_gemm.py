@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from layer1_kernels.gpu import properties
 from layer1_kernels.gradients import without_gradients
 from layer1_kernels.k08_rmsnorm import FLOATS
 
@@ -26,7 +27,7 @@ ALIGNED = 16                # bytes at whose multiples rows of PyTorch's grouped
 
 # BM, BN, BK, warps, stages by bytes of a number. Chosen from what Triton makes of them for Hopper
 # (see shipped: no spills, wgmma from 64 rows on), not from times.
-TILES = {2: [(128, 128, 64, 8, 4), (64, 128, 64, 4, 4), (16, 64, 128, 4, 4)],
+TILES = {2: [(128, 256, 64, 8, 4), (64, 128, 64, 4, 4), (16, 64, 128, 4, 4)],
          4: [(64, 64, 32, 4, 3), (16, 32, 64, 4, 3)]}
 
 
@@ -250,9 +251,7 @@ def grouped_gemm(x, w, order, offsets, weights=None):           # (X, K), (E, N,
     y = x.new_empty(R, N)                           # (R, N)
     how = configuration(R, E, x.itemsize)
     tiles = (R // how["BM"] + min(E, R)) * triton.cdiv(N, how["BN"])    # at most
-    device = triton.runtime.driver.active
-    properties = device.utils.get_device_properties(device.get_current_device())
-    programs = min(properties["multiprocessor_count"], tiles)
+    programs = min(properties()["multiprocessor_count"], tiles)
     grouped_gemm_triton[(programs,)](x, w, y, offsets, order, weights, N, K, R // len(x), E, **how)
     return y
 

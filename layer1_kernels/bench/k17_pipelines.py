@@ -4,9 +4,9 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-import triton
 
 from lab import simulator
+from layer1_kernels.gpu import properties
 from layer1_kernels.k05_matmul_tiled import matmul_torch
 from layer1_kernels.k12_tensor_cores import (
     PERSISTENT,
@@ -91,9 +91,7 @@ def bench(M=8192, N=8192, K=8192):
     lab.measure.bench. All sizes are multiples of 64."""
     from day01_roofline import count_matmul, measure_side_by_side
 
-    device = triton.runtime.driver.active
-    properties = device.utils.get_device_properties(device.get_current_device())
-    programs = properties["multiprocessor_count"]
+    programs = properties()["multiprocessor_count"]
     a, w = (torch.randn(rows, K, device="cuda") for rows in (M, N))         # (M, K), (N, K)
 
     def flat(a, w):

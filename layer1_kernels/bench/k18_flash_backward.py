@@ -91,7 +91,7 @@ def compiled(which, itemsize, D, change=None, meta=None):
 
     change: argument types   meta: constexprs, both as simulator.hopper takes them
     """
-    BM, BN, warps = TILES[which, itemsize, D]
+    BM, BN, warps, stages = TILES[which, itemsize, D]
     kind = KINDS[itemsize]
     kernel, outputs = {"keys": (keys_pass_triton, ("grad_k", "grad_v")),
                        "queries": (queries_pass_triton, ("grad_q",))}[which]
@@ -103,7 +103,7 @@ def compiled(which, itemsize, D, change=None, meta=None):
         for axis in axes}
     constexprs = {"CAUSAL": True, "D": D, "BM": BM, "BN": BN, "BD": D}
     return simulator.hopper(kernel, args | (change or {}), constexprs | (meta or {}),
-                            num_warps=warps, num_stages=2)
+                            num_warps=warps, num_stages=stages)
 
 
 def shipped():
