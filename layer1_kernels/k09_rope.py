@@ -22,7 +22,7 @@ from layer1_kernels.k08_rmsnorm import FLOATS, at_least_fp32
 __all__ = ["rope", "rope_and_cache", "rope_and_cache_torch", "rope_cuda", "rope_torch"]
 
 KERNELS = simulator.RawModule(Path(__file__).with_suffix(".cu"))
-PAIRS = 4096            # of a program of rope_triton: 16 a thread of 8 warps
+PAIRS = 1024            # of a program of rope_triton: 16 a thread of 2 warps
 WIDEST = 16_384         # D
 MOST = 2**31 - 1        # programs of a launch
 
@@ -239,11 +239,11 @@ def rope_and_cache(q, k, v, cos, sin, positions, k_pages, v_pages, slots):
 def plan(heads, half):
     """How rope_triton is compiled for `heads` heads per token: all in one program if they fit.
 
-    Each thread has 8 pairs or more: 16 bytes of 16-bit numbers. Not timed.
+    Each thread has 16 pairs: of twenty ways the fastest on an H200 (benchmarks/LOG.md).
     """
     BLOCK = triton.next_power_of_2(half)
     HEADS = min(triton.next_power_of_2(heads), max(PAIRS // BLOCK, 1))
-    return {"HEADS": HEADS, "BLOCK": BLOCK, "num_warps": min(max(HEADS * BLOCK // 256, 1), 8)}
+    return {"HEADS": HEADS, "BLOCK": BLOCK, "num_warps": min(max(HEADS * BLOCK // 512, 1), 8)}
 
 
 def rope_cuda(q, k, cos, sin, positions, kernel="rope_fused_cuda"):

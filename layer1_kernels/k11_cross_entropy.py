@@ -25,7 +25,7 @@ __all__ = ["cross_entropy", "cross_entropy_cuda", "cross_entropy_overwriting_log
 
 KERNELS = simulator.RawModule(Path(__file__).with_suffix(".cu"))
 THREADS = 256           # a block of the CUDA kernels, one a row
-BLOCK = 8192            # columns that cross_entropy_triton handles at a time, 32 a thread
+BLOCK = 4096            # columns that cross_entropy_triton handles at a time, 32 a thread
 PART = 2048             # columns that one program of gradient_triton handles, 16 a thread
 MAX_INDEX = 2**31 - 1 - BLOCK   # largest number of columns, and of programs of a launch
 
@@ -151,7 +151,7 @@ class CrossEntropy(torch.autograd.Function):
         losses, m, s = (logits.new_empty(T, dtype=torch.float32) for _ in range(3))     # (T,)
         if T:
             cross_entropy_triton[(T,)](logits, targets, losses, m, s, V, logits.stride(0), ignore,
-                                       BLOCK=min(BLOCK, triton.next_power_of_2(V)), num_warps=8)
+                                       BLOCK=min(BLOCK, triton.next_power_of_2(V)), num_warps=4)
         ctx.save_for_backward(logits, targets, m, s)
         ctx.ignore = ignore
         ctx.overwrite = overwrite

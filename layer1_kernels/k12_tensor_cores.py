@@ -30,7 +30,7 @@ TILE = 64
 THREADS = 128                                       # as in the .cu
 
 # Tile sizes and launch options of matmul_persistent. Chosen from the code compiled for Hopper (see
-# shipped), not timed; benchmarks/LOG.md lists what else was tried.
+# shipped), and the fastest of four on an H200; benchmarks/LOG.md lists what else was tried.
 PERSISTENT = {"BM": 128, "BN": 256, "BK": 64, "GROUP": 8, "num_warps": 8, "num_stages": 3}
 ALIGNED = 16                                        # bytes: a descriptor's rows start at multiples
 

@@ -246,12 +246,14 @@ def sizes_for(T, B, R, D, itemsize):
 
     A tile has rows for the heads of an average sequence's new tokens. A key can be loaded only once
     its page is known, and that lookup takes two of the stages. fp32 goes without tensor cores, and
-    larger tiles would spill registers.
+    larger tiles would spill registers. Those of 16-bit decoding are the fastest of twenty on an
+    H200 (benchmarks/LOG.md).
     """
     largest = 128 if itemsize == 2 else 32
     rows = min(largest, max(16, triton.next_power_of_2(R * triton.cdiv(T, B))))
     BM = max(rows, triton.next_power_of_2(R))
-    return {"BM": BM, "BN": 64 if itemsize == 2 else 16, "BD": triton.next_power_of_2(D),
+    BN = 16 if itemsize == 4 else 32 if BM <= 32 else 64
+    return {"BM": BM, "BN": BN, "BD": triton.next_power_of_2(D),
             "num_warps": 4 if largest > BM else 8, "num_stages": 5 if BM <= 32 else 3}
 
 

@@ -18,6 +18,9 @@ SHARED = 227 * 1024         # bytes that a block may have: CUDA's table of compu
 WIDE = 16                   # bytes of a thread's widest access
 DOTS = ("matmul", "flash")  # what must run on Hopper's own tensor cores where it multiplies tiles
 TMA = "persistent"          # what must have whole tiles copied by the hardware
+# {kernel: bytes that it may spill}: on an H200 it takes four fifths of the time of the best tiles
+# that spill nothing (benchmarks/LOG.md).
+MAY_SPILL = {"flash keys pass, bf16, D = 128": 256}
 
 
 def modules():
@@ -42,7 +45,7 @@ def rows(module):
 def faults(name, row):
     """Sentences about what a shipped kernel must not have."""
     wrong = []
-    if row["spilled_bytes"]:
+    if row["spilled_bytes"] > MAY_SPILL.get(name, 0):
         wrong.append(f"{name} spills {row['spilled_bytes']} bytes a thread")
     if row["serialised"]:
         wrong.append(f"{name}: its wgmma instructions wait for each other: {row['serialised'][0]}")

@@ -45,9 +45,13 @@ def of_lesson(lesson, known):
 
 
 def table(measured):
-    """Judged rows as lines of Markdown: their shares of the roofs, ratios and targets."""
+    """Judged rows as lines of Markdown: shares of a copy's and a matmul's rate, ratios, targets.
+
+    The roofs have their rates alone. Shares of what a read reaches, which hardly differ from those
+    of a copy, are in the record.
+    """
     figures = {key: None for row in measured.values() for key in row}
-    shares = [key for key in figures if key.startswith("share_of_")]
+    shares = [key for key in figures if key.startswith("share_of_") and key != "share_of_read"]
     ratios = sorted(key for key in figures if key.startswith("times_"))
     aimed = any("targets" in row for row in measured.values())
     heads = ["", "µs", "TFLOP/s", *(f"share of {s.removeprefix('share_of_')}" for s in shares),
@@ -57,12 +61,20 @@ def table(measured):
     for name, row in measured.items():
         line = [name, row.get("left_out", NONE).replace("|", "\\|"), ""]
         if "seconds" in row:
-            line[1:] = (f"{1e6 * row['seconds']:.1f} ± {row['uncertainty']:.0%}",
-                        f"{row['flop_per_second'] / 1e12:.2f}")
+            line[1:] = (f"{1e6 * row['seconds']:.1f}" + about(row["uncertainty"]),
+                        f"{row['flop_per_second'] / 1e12:.1f}" if row["flops"] else "")
+        if name in ("copy", "read") and "seconds" in row:
+            line[2] = f"{row['bytes'] / row['seconds'] / 1e12:.2f} TB/s"
+        row = {} if is_roof(name) else row
         line += [f"{row[s]:.0%}" if s in row else "" for s in shares]
         line += [f"{row[r]:.2f}" if r in row else "" for r in ratios]
         lines.append(cells([*line, *(["; ".join(bench.aims(row))] if aimed else [])]))
     return lines
+
+
+def about(uncertainty):
+    """` ± 2%`; empty below one in a hundred, which is what a measurement aims at."""
+    return f" ± {uncertainty:.0%}" if uncertainty > 0.01 else ""
 
 
 def cells(texts):

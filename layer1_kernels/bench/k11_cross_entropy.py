@@ -92,7 +92,7 @@ def shipped():
     return {
         "cross_entropy_triton": simulator.hopper(
             cross_entropy_triton, [*half, *floats * 3, "i32:16", "i32:16", "i32"],
-            {"BLOCK": BLOCK}, num_warps=8),
+            {"BLOCK": BLOCK}, num_warps=4),
         "gradient_triton": simulator.hopper(
             gradient_triton, [*half, *floats * 3, "*bf16", *["i32:16"] * 3, "i32"],
             {"BLOCK": PART})}
