@@ -51,9 +51,9 @@ def adamw_step(w: Tensor, g: Tensor, m: Tensor, v: Tensor, t: int, lr: float,
     # exercise: both means; divide each by 1 - beta ** t; w shrinks by decay, then takes its step
     m.lerp_(g, 1 - betas[0])
     v.mul_(betas[1]).addcmul_(g, g, value=1 - betas[1])
-    root = (v / (1 - betas[1] ** t)).sqrt_()
     w.mul_(1 - lr * decay)
-    w.addcdiv_(m, root.add_(eps), value=-lr / (1 - betas[0] ** t))
+    bias = math.sqrt(1 - betas[1] ** t)     # v's, on both sides of the division: a pass less
+    w.addcdiv_(m, v.sqrt().add_(eps * bias), value=-lr * bias / (1 - betas[0] ** t))
 
 
 def accumulate(batches: Iterable[Any], loss_sum: Callable[[Any], tuple[Tensor, int]],

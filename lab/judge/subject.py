@@ -257,7 +257,7 @@ class Subject:
         while len(data) < n:
             if not time_limit.answered(SECONDS):
                 raise TimeoutError(f"{SECONDS:.0f}")
-            data += self._child.part(n - len(data))
+            data += self._child.part(n - len(data), data)
         return bytes(data)
 
     def _stopped(self, error):
@@ -270,9 +270,9 @@ class Subject:
         if isinstance(error, wire.WireError):
             return Stopped("garbled", f"its answer cannot be read: {error}")
         cause, stack = self._child.crash()
+        ending = self._child.ending() or "os._exit, a crash, or out of memory"
         return Stopped("died", f"the process crashed: {cause}" if cause else
-                       "the process ended without an answer: os._exit, a crash, or out of memory",
-                       stack)
+                       f"the process ended without an answer: {ending}", stack)
 
     def _number(self, thing):
         if isinstance(thing, Remote):

@@ -91,8 +91,8 @@ class Overheard(Child):
         super().__init__(*request)
         self.log, self.connection = log, Tapped(self.connection, log)
 
-    def part(self, most):
-        data = super().part(most)
+    def part(self, most, before=b""):
+        data = super().part(most, before)
         self.log[-1].answer += data
         self.log[-1].seconds = time.monotonic() - self.connection.began
         return data
@@ -138,7 +138,7 @@ class Replayed:
     def answers(self, deadline):
         return True
 
-    def part(self, most):
+    def part(self, most, before=b""):
         data = self.rest[:most]
         self.rest = self.rest[most:]
         return data

@@ -34,6 +34,9 @@ MAX_OUTPUT_BYTES = 16 * 1024 * 1024  # bytes after which a child is a flood and 
 COLLECT = 50_000                 # new objects between two collections: a child lives a second
 STARTING = 300                   # seconds in which a server has imported everything, on busy cores
 REQUEST_PART = 1 << 16           # bytes
+# The last two bytes of a connection are the server's: how the child ended, and with which exit
+# status or by which signal. They are fewer than a frame begins with (wire.py).
+EXITED, KILLED = 0xFE, 0xFF
 
 
 class HungUp(RuntimeError):
@@ -62,6 +65,7 @@ class Child:
             self.process = os.fdopen(os.pidfd_open(self.pid))
         self.printed = bytearray()
         self.flooded = False
+        self.last = b""                 # what came before the connection ended, too little to use
         self._listener = threading.Thread(target=self._listen, args=(reader,), daemon=True)
         self._listener.start()
 
@@ -72,7 +76,7 @@ class Child:
         try:
             socket.send_fds(connection, [json.dumps(request).encode() + b"\n"], [writer])
             self.pid = int(self._line())
-        except OSError as error:
+        except (OSError, ValueError) as error:          # ValueError: no number, but how it ended
             os.close(reader)
             connection.close()
             kind = HungUp if isinstance(error, ConnectionError) else RuntimeError
@@ -119,18 +123,30 @@ class Child:
             if left <= 0:
                 raise TimeoutError
             self.connection.settimeout(left)
-            data += self.part(n - len(data))
+            data += self.part(n - len(data), data)
         return bytes(data)
 
-    def part(self, most):
-        """The bytes that are there, at least one. EOFError when the child is gone."""
+    def part(self, most, before=b""):
+        """The bytes that are there, at least one. EOFError when the child is gone.
+        before: those that are to make a whole with them"""
         try:
             data = self.connection.recv(min(most, 1 << 20))
         except ConnectionResetError:
             data = b""
         if not data:
+            self.last = bytes(before[-2:])
             raise EOFError
         return data
+
+    def ending(self):
+        """How it ended, in words, if its server could say; else ""."""
+        how, number = self.last if len(self.last) == 2 else (None, None)
+        if how == EXITED:
+            return f"it ended itself with exit status {number}"
+        if how == KILLED:
+            with contextlib.suppress(ValueError):
+                return f"{signal.Signals(number).name} ended it"
+        return ""
 
     def stack(self):
         """[(file, line)] of where it is now, innermost first; empty if it cannot say."""
@@ -287,11 +303,15 @@ class Server:
                 os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)):
             end_group(ended.si_pid)     # buried last, so the number is not another's yet
             os.waitpid(ended.si_pid, 0)
+            by_itself = ended.si_code == os.CLD_EXITED
             connection = self.children.pop(ended.si_pid, None)
             if connection is None:      # a program that a library had started
                 continue
             with contextlib.suppress(KeyError):
                 self.poller.unregister(connection)
+            with contextlib.suppress(OSError):      # as a rule the other side has gone
+                connection.send(bytes([EXITED if by_itself else KILLED, ended.si_status]),
+                                socket.MSG_DONTWAIT)
             connection.close()
 
     def unneeded(self):

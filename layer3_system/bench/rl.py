@@ -23,8 +23,8 @@ from layer3_system.rl.roles import contains_role
 RECORD = Path(__file__).with_suffix(".json")
 UPDATES = 36            # of each seed
 FEWER = 20              # of each arm
-LONGER = 70             # of each seed of the small model
-SMALL_OPTIONS = Options(lr=1.5e-3, roles=("badger", "teacher", "dancer", "hedgehog"))
+LONGER = 110            # of each seed of the small model
+SMALL_OPTIONS = Options(lr=7.5e-4, roles=("badger", "teacher", "dancer", "hedgehog"))
 OTHERS = "teacher", "hedgehog", "sailor", "baker", "rabbit", "fox"      # nobody asks about them
 EACH = 0.05             # seconds that a slow reward waits
 ANSWERS = 64

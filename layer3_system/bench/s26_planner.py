@@ -37,6 +37,7 @@ from layer3_system.testing.training_models import TrainLayer
 
 RECORD = Path(__file__).with_suffix(".json")
 OUTSIDE = RECORD.with_name("aiconfigurator.json")       # what another planner says of serving
+MEGATRON = RECORD.with_name("megatron.json")            # plans that ran on up to 3,072 GPUs
 SHAPE = Llama("measured", L=8, C=128, H=4, G=4, D=32, F=384, V=512, tied=False)
 BATCH = 8
 T = 512

@@ -48,18 +48,24 @@ def lines(axes: "Axes", runs: dict[str, list[float]]) -> None:
     axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
-def reward_curves(seeds: dict[str, dict[str, Any]], roles: list[str]) -> "Figure":
-    """The mean reward by update of each seed; below, of the first seed, that of each role."""
+def reward_curves(seeds: dict[str, dict[str, Any]], roles: list[str],
+                  larger: dict[str, dict[str, Any]]) -> "Figure":
+    """The mean reward by update of each seed; of the first seed, that of each role; and a larger
+    model's seeds."""
     import matplotlib.pyplot as plt
 
-    figure, (above, below) = plt.subplots(2, 1, figsize=(7.5, 4.0), layout="constrained",
-                                          sharex=True)
-    lines(above, {f"seed {seed}": run["reward"] for seed, run in seeds.items()})
+    figure, every = plt.subplots(3, 1, figsize=(7.5, 5.8), layout="constrained", sharex=True)
     by_role = zip(*next(iter(seeds.values()))["roles"], strict=True)
-    lines(below, {role: list(values) for role, values in zip(roles, by_role, strict=True)})
-    for axes in (above, below):
+    panels = {
+        "the draft model": {f"seed {seed}": run["reward"] for seed, run in seeds.items()},
+        "its seed 0, by role": {role: list(values)
+                                for role, values in zip(roles, by_role, strict=True)},
+        "the small model": {f"seed {seed}": run["reward"] for seed, run in larger.items()}}
+    for axes, (title, runs) in zip(every, panels.items(), strict=True):
+        lines(axes, runs)
+        axes.set_title(title, loc="left", fontsize=10, color=INK)
         axes.set(ylabel="reward", ylim=(-0.02, 1.02))
-    below.set_xlabel("update")
+    every[-1].set_xlabel("update")
     return closed(figure)
 
 

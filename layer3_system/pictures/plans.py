@@ -17,6 +17,7 @@ CUTS = {"dp": "the sequences", "zero": "… and the optimiser", "fsdp": "… and
         "tp": "each matrix", "sp": "tokens between matrices", "pp": "the layers",
         "cp": "the context", "ep": "the experts"}
 COLUMNS = ("seconds", "bytes", "sent")
+BEHIND = {"facecolor": "white", "lw": 0, "pad": 1}      # of a label that lies on lines or dots
 
 
 def kind_grid(costs: dict[str, TokenCost], hidden: bool = False) -> "Figure":
@@ -70,7 +71,7 @@ def plan_cloud(points: list[tuple[float, float]], cluster: Cluster,
     for name, (x, y) in marks.items():
         axes.loglog(x / 1e9, y, "o", color=RED, mfc="none", ms=11)
         axes.annotate(name, (x / 1e9, y), xytext=(9, -12), textcoords="offset points",
-                      fontsize=9, color=RED)
+                      fontsize=9, color=RED, bbox=BEHIND)
     axes.set(xlabel="GB on the fullest rank", ylabel="seconds of a step")
     axes.xaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_major_formatter("{x:g}")
@@ -139,7 +140,7 @@ def serving_lines(lines: dict[int, list[tuple[float, float]]]) -> "Figure":
         user, gpu = np.array(pairs).T
         axes.plot(user, gpu, ".-", color=colour, lw=1.2, ms=4)
         axes.annotate(f"tp {tp}", (user[0], gpu[0]), xytext=(5, 0), fontsize=9, color=colour,
-                      textcoords="offset points")
+                      textcoords="offset points", bbox=BEHIND)
     axes.set(xlabel="tokens a second of one user", ylabel="tokens a second of a GPU",
              yscale="log")
     axes.yaxis.set_major_formatter("{x:g}")

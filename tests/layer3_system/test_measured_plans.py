@@ -1,7 +1,7 @@
 """The plans that are measured for s26: they train one model, and what is predicted for them."""
 
 import json
-from dataclasses import astuple
+from dataclasses import astuple, replace
 
 import pytest
 import torch
@@ -11,7 +11,8 @@ from lab import course
 from lab.judge.failures import Raised
 from lab.judge.isolate import running
 from layer3_system.bench import s26_planner as bench
-from layer3_system.planner import Cluster, TrainingPlan
+from layer3_system.planner import Architecture, Cluster, TrainingPlan, plan_faults
+from layer3_system.s26_planner import rank_bytes
 from layer3_system.testing.plan_ranks import PlanLlama, draw_batch
 
 SHAPE = Llama("toy", L=4, C=32, H=4, G=4, D=8, F=48, V=64, tied=False)
@@ -90,3 +91,23 @@ def test_the_record_is_of_these_plans():
     for names, value in record["spearman"].items():
         one, other = ([row[name] for row in rows] for name in names.split(", "))
         assert bench.spearman(one, other) == pytest.approx(value, abs=5e-4)
+
+
+def test_published_plans_are_what_they_say():
+    """A GPT of those sizes has that many parameters, its ranks that rate together, and a model on
+    half as many ranks would not fit from 18 billion on, which s26 says."""
+    published = json.loads(bench.MEGATRON.read_text("utf-8"))
+    petaflops = 4.4, 8.8, 18.2, 34.6, 70.8, 143.8, 227.1, 297.4, 410.2, 502.0    # the table's
+    for (size, H, C, L, tp, pp, W, batch, rate), together in zip(published["rows"], petaflops,
+                                                                 strict=True):
+        parameters = 12 * L * C**2 * (1 + 13 / (12 * C) + (51200 + 2048) / (12 * L * C))
+        assert parameters / 1e9 == pytest.approx(size, abs=0.06)
+        assert W * rate / 1e3 == pytest.approx(together, rel=0.005)
+        gpt = Architecture(Llama("GPT", L=L, C=C, H=H, G=H, D=C // H, F=C // 3 * 8, V=51200,
+                                 tied=True))
+        plan = TrainingPlan(W // (tp * pp), tp, pp, zero=0, recompute=True)
+        assert not plan_faults(gpt, Cluster(W), plan, 2048, batch)
+        assert rank_bytes(gpt, plan, 2048, batch) < 80e9
+        if size > 18:
+            half = replace(plan, pp=pp // 2) if pp > 1 else replace(plan, tp=tp // 2)
+            assert rank_bytes(gpt, half, 2048, batch) > 80e9

@@ -1,8 +1,13 @@
 """What `lab build` need not run: a solution of which only prose changed keeps its outputs."""
 
+import base64
 import json
+from io import BytesIO
 
+import matplotlib.pyplot as plt
+import numpy as np
 import pytest
+from PIL import Image
 
 from lab import course
 from lab.author import build
@@ -31,6 +36,20 @@ def test_new_code_runs():
         else:
             fresh["metadata"]["lab"]["hash"] = "0" * 16
         assert build.with_outputs(lesson, fresh) is None
+
+
+def test_a_picture_is_a_third_as_large_and_looks_the_same():
+    figure, axes = plt.subplots(figsize=(7, 4))
+    axes.plot(np.random.default_rng(0).random((200, 4)))
+    file = BytesIO()
+    figure.savefig(file)
+    plt.close(figure)
+    before = base64.b64encode(file.getvalue()).decode()
+    after = build.smaller(before)
+    assert len(after) < len(before) / 2
+    one, other = (np.asarray(Image.open(BytesIO(base64.b64decode(png))).convert("RGB"), int)
+                  for png in (before, after))
+    assert one.shape == other.shape and abs(one - other).mean() < 1
 
 
 def test_redraw_executes_what_has_not_changed(monkeypatch):

@@ -62,7 +62,8 @@ def test_a_long_text_of_an_exception_names_an_object_without_its_fields():
 @pytest.mark.parametrize("line, says", [
     ("ctypes.string_at(0)", "the process crashed: Segmentation fault"),
     ("os.write(2, b'MemoryError: full'); os._exit(1)", "the process crashed: MemoryError: full"),
-    ("os._exit(0)", "the process ended without an answer")])
+    ("os._exit(3)", "the process ended without an answer: it ended itself with exit status 3"),
+    ("os.kill(os.getpid(), 9)", "the process ended without an answer: SIGKILL ended it")])
 def test_a_process_that_ends_is_told_at_its_line(line, says):
     first, last = message("page_hash", f"    import ctypes, os\n    {line}\n").splitlines()
     assert first.startswith(f"page_hash: {says}") and last.endswith(f": {line}")

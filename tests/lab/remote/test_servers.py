@@ -279,7 +279,8 @@ def test_what_a_child_leaves_behind_ends_too(place):
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: is_gone(int(other)))
     with pytest.raises(EOFError):
-        child.read(1, time.monotonic() + 60)
+        child.read(8, time.monotonic() + 60)
+    assert child.ending() == "SIGKILL ended it"
     assert ask(place)[2] == server
 
 

@@ -152,7 +152,7 @@ def test_an_exception_is_told_with_class_text_and_line(probe):
 
 
 def test_a_child_that_ends_itself(probe):
-    with pytest.raises(Stopped, match="os._exit") as caught:
+    with pytest.raises(Stopped, match="it ended itself with exit status") as caught:
         probe.dies()
     assert caught.value.why == "died"
 
