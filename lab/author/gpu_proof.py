@@ -26,7 +26,7 @@ from lab.setup import NO_GPU
 # Units run beside each other: more threads than one would take cores from another.
 PYTHON = ["env", "OMP_NUM_THREADS=1", "TORCHINDUCTOR_COMPILE_THREADS=1", sys.executable]
 PYTEST = [*PYTHON, "-m", "pytest", "-q", "-rfEsx"]
-BENCH_BYTES = 12 * 2**30                            # of the GPU's memory that a bench takes
+BENCH_BYTES = 12 * 2**30    # of the GPU's memory for each bench: they took 5 to 34 GB
 BENCH = "bench "                                    # how the names of such units begin
 SLICE = 9 * 60 - 15                                 # seconds: 9 minutes less start and end
 TIMED_OUT = (124, 137)                              # how timeout(1) ends at its limit
