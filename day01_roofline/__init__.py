@@ -43,7 +43,7 @@ from day01_roofline.r02_clock import (
 from day01_roofline.r03_transformer_math import (
     LLAMAS,
     OPERATIONS,
-    Llama,
+    LlamaShape,
     attended,
     count_bytes,
     count_conv,
@@ -89,7 +89,7 @@ __all__ = [
     "Float",
     "Gpu",
     "Job",
-    "Llama",
+    "LlamaShape",
     "Machine",
     "Roofs",
     "Timing",

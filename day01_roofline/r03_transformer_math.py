@@ -9,9 +9,9 @@ A weight does 2 FLOPs per token but is read once per step. Prefill: T = N. Decod
 import math
 from dataclasses import dataclass
 
-__all__ = ["LLAMAS", "OPERATIONS", "Llama", "attended", "count_bytes", "count_conv", "count_flops",
-           "count_parameters", "decode_batch", "decode_costs", "intensity", "kv_bytes_per_token",
-           "layer_matrices"]
+__all__ = ["LLAMAS", "OPERATIONS", "LlamaShape", "attended", "count_bytes", "count_conv",
+           "count_flops", "count_parameters", "decode_batch", "decode_costs", "intensity",
+           "kv_bytes_per_token", "layer_matrices"]
 
 # The operations on which a step spends its time. `qkv` makes queries, keys and values; `attention`
 # compares queries with keys and averages values; `out` joins the heads. `gate_up` and `down` are
@@ -20,7 +20,7 @@ OPERATIONS = ("qkv", "attention", "out", "gate_up", "down", "lm_head")
 
 
 @dataclass(frozen=True)
-class Llama:
+class LlamaShape:
     """The sizes of a Llama: gated MLPs, two RMSNorms a layer and one at the end, no biases."""
 
     name: str
@@ -36,10 +36,10 @@ class Llama:
 
 # The sizes are those of the published configurations.
 LLAMAS = {m.name: m for m in (
-    Llama("SmolLM-135M", L=30, C=576, H=9, G=3, D=64, F=1536, V=49152, tied=True),
-    Llama("Llama-3.2-1B", L=16, C=2048, H=32, G=8, D=64, F=8192, V=128256, tied=True),
-    Llama("Llama-3.1-8B", L=32, C=4096, H=32, G=8, D=128, F=14336, V=128256, tied=False),
-    Llama("Llama-3.1-70B", L=80, C=8192, H=64, G=8, D=128, F=28672, V=128256, tied=False),
+    LlamaShape("SmolLM-135M", L=30, C=576, H=9, G=3, D=64, F=1536, V=49152, tied=True),
+    LlamaShape("Llama-3.2-1B", L=16, C=2048, H=32, G=8, D=64, F=8192, V=128256, tied=True),
+    LlamaShape("Llama-3.1-8B", L=32, C=4096, H=32, G=8, D=128, F=14336, V=128256, tied=False),
+    LlamaShape("Llama-3.1-70B", L=80, C=8192, H=64, G=8, D=128, F=28672, V=128256, tied=False),
 )}
 
 

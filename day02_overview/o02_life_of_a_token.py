@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["NANO", "NUMPY", "Cache", "Llama", "Operations", "add", "attention", "decode", "encode",
-           "forward", "generate", "load_nano", "matmul", "rmsnorm", "rope", "softmax", "swiglu"]
+__all__ = ["NANO", "NUMPY", "Cache", "NumpyLlama", "Operations", "add", "attention", "decode",
+           "encode", "forward", "generate", "load_nano", "matmul", "rmsnorm", "rope", "softmax",
+           "swiglu"]
 
 NANO = Path(__file__).parent / "nano"       # 2 layers of width 64, trained by its train.py
 END = ord("\n")                             # the token before and after a sentence
@@ -127,7 +128,7 @@ class Layer(NamedTuple):
     down: np.ndarray                # (C, F)
 
 
-class Llama(NamedTuple):
+class NumpyLlama(NamedTuple):
     D: int
     eps: float                      # of the norms
     cos: np.ndarray                 # (room, D/2)
@@ -195,8 +196,9 @@ def forward(model, tokens, cache, ops=NUMPY):   # (T,) -> (T, V)
 def next_token(logits, temperature, u):         # (V,) -> int
     """The token of the largest logit at temperature 0; else drawn from softmax(logits/temperature).
 
-    u: a random number, 0 <= u < 1. In the order of the tokens, each owns a part of [0, 1) as long
-    as its probability; the part that contains u decides. In float64: many small parts add up.
+    u: a random number, 0 <= u < 1. In the order of the tokens, each owns a part of [0, 1) whose
+    length is its probability; the part that contains u decides. In float64: many small parts add
+    up.
     """
     # exercise: at temperature 0 the largest; else softmax, running sums, the first greater than u
     if temperature == 0:
@@ -260,5 +262,6 @@ def load_nano(dtype=np.float32):
     room = np.arange(m["max_position_embeddings"])
     angle = room[:, None] * m["rope_theta"] ** (-np.arange(0, D, 2) / D)            # (room, D//2)
     embedding = w["model.embed_tokens.weight"]                                      # (V, C)
-    return Llama(D, m["rms_norm_eps"], np.cos(angle).astype(dtype), np.sin(angle).astype(dtype),
-                 embedding, layers, w["model.norm.weight"], embedding)
+    return NumpyLlama(D, m["rms_norm_eps"], np.cos(angle).astype(dtype),
+                      np.sin(angle).astype(dtype), embedding, layers, w["model.norm.weight"],
+                      embedding)

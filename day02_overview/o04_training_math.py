@@ -2,7 +2,7 @@
 
 B: sequences a rank has in a step   T: tokens of each   W: ranks, one GPU each
 L: layers   C: model width   H: query heads   G: key and value heads   D: head width   F: mlp width
-V: vocabulary   (r03's letters, and its `Llama`)   itemsize: bytes of one number
+V: vocabulary   (r03's letters, and its `LlamaShape`)   itemsize: bytes of one number
 A training step with Adam in mixed precision stores 16 bytes per parameter, does about 6 FLOPs per
 parameter and token, and keeps activations for backward, whose number grows with B·T.
 """

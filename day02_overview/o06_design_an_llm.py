@@ -1,7 +1,7 @@
 """o06 · Design an LLM: find the model, the tokens and the recipe with the lowest predicted loss
 
 W: GPUs   T: tokens of a sequence   tp: ranks that share each layer's matrices   dp: W / tp
-L C H G D F V: r03's letters; its `Llama` here describes the parameters that one token uses
+L C H G D F V: r03's letters; its `LlamaShape` here describes the parameters that one token uses
 experts: MLPs in every second layer; a token uses one of them, so 1 means a dense model
 law: o05's, of the form loss = E + A / N^a + B / tokens^b, in nats a token
 Rates are from data sheets, all arithmetic runs at the same share of the peak, and communication
@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, replace
 from itertools import product
 
-from day01_roofline import Llama, count_parameters, kv_bytes_per_token
+from day01_roofline import LlamaShape, count_parameters, kv_bytes_per_token
 from day02_overview.o04_training_math import (
     peak_activations,
     sent_by,
@@ -73,7 +73,7 @@ class Recipe:
 class Design:
     """A model, its training tokens and its recipe."""
 
-    shape: Llama
+    shape: LlamaShape
     experts: int
     recipe: Recipe
     tokens: int
@@ -140,7 +140,7 @@ def one_layer_shapes(V, queries):
 
     V: vocabulary    queries: H / G
     """
-    return [Llama("", 1, 128 * H, H, H // queries, 128, F, V, tied=False)
+    return [LlamaShape("", 1, 128 * H, H, H // queries, 128, F, V, tied=False)
             for H in range(8, 129, 8)
             for F in range(-(-8 * 128 * H // 768) * 256, 7 * 128 * H // 2 + 1, 256)]
 

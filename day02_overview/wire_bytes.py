@@ -20,12 +20,12 @@ import torch.multiprocessing
 import torch.nn.functional as F
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from day01_roofline import Llama
+from day01_roofline import LlamaShape
 from day02_overview.autograd_memory import TorchLlama
 from day02_overview.o04_training_math import COLLECTIVES, WAYS, sent_by, step_bytes
 
 RECORD = Path(__file__).with_suffix(".json")
-SHAPE = Llama("two ranks", L=2, C=64, H=4, G=2, D=16, F=128, V=256, tied=True)
+SHAPE = LlamaShape("two ranks", L=2, C=64, H=4, G=2, D=16, F=128, V=256, tied=True)
 B, T, SIZE = 4, 64, 400_000         # sequences of the whole step, tokens of each; bytes
 COUNTERS = 200      # where tcpi_bytes_sent and tcpi_bytes_retrans lie in Linux' struct tcp_info
 

@@ -52,7 +52,8 @@ def roofline(name, peak, bandwidth, kernels, measured=None):
         if under and kernel not in measured:
             label = kernel              # its bound is the peak, which is written above
         axes.annotate(label, (intensity, y), xytext=(0, -8) if under else (8, -2), va="top",
-                      ha="center" if under else "left", textcoords="offset points", color=colour)
+                      ha="center" if under else "left", textcoords="offset points", color=colour,
+                      bbox={"facecolor": "white", "edgecolor": "none", "pad": 0})
     axes.set(xlabel="arithmetic intensity, FLOP/byte", ylabel="FLOP/s", title=name,
              xlim=(low, high))
     axes.set_ylim(min([low * bandwidth, *measured.values()]) / 3, peak * 4)      # room for labels

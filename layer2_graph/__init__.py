@@ -76,10 +76,10 @@ from layer2_graph.g03_merging import (
     mla_flops,
 )
 from layer2_graph.g04_graph_passes import (
+    PassResult,
     PlainLayers,
     Plan,
     Refused,
-    Row,
     fuse_swiglu,
     merge_matmuls,
     plan_memory,
@@ -321,6 +321,7 @@ __all__ = [
     "PackedMatrix",
     "PackedWeight",
     "PagedCache",
+    "PassResult",
     "PlainBlock",
     "PlainLayers",
     "Plan",
@@ -328,7 +329,6 @@ __all__ = [
     "Recording",
     "Refused",
     "Round",
-    "Row",
     "Run",
     "Scheme",
     "SeatedBatch",

@@ -38,8 +38,8 @@ from layer2_graph.passes.rewriting import (
     written_between,
 )
 
-__all__ = ["Plan", "PlainLayers", "Refused", "Row", "fuse_swiglu", "merge_matmuls", "plan_memory",
-           "run_passes"]
+__all__ = ["PassResult", "PlainLayers", "Plan", "Refused", "fuse_swiglu", "merge_matmuls",
+           "plan_memory", "run_passes"]
 
 
 # ---- a model to rewrite: g01's layers in PyTorch's own operations
@@ -274,7 +274,7 @@ class Refused(ValueError):
     """A pass changed what the graph computes."""
 
 
-class Row(NamedTuple):
+class PassResult(NamedTuple):
     """The graph after a pass."""
 
     name: str
@@ -286,8 +286,8 @@ class Row(NamedTuple):
 
 
 def run_passes(module: GraphModule, passes: Iterable[Callable], inputs: Sequence[Tensor],
-               ops: Kernels) -> tuple[GraphModule, list[Row]]:
-    """(rewritten graph, [Row]): a Row of the captured graph, one after each pass. `module` stays.
+               ops: Kernels) -> tuple[GraphModule, list[PassResult]]:
+    """(rewritten graph, [PassResult]): one before all passes, one after each. `module` stays.
 
     passes: functions (module, ops) -> found; unused calls are removed after each. inputs: tensors,
     the arguments of a run. After each pass the new graph and the captured one run on them and on
@@ -362,5 +362,5 @@ def like(results):
 def row(name, changes, module, inputs):
     run = record(module, [a.clone() for a in inputs])
     plan = plan_memory(run)
-    return Row(name, changes, sum(launch.count for launch in run.launches), plan.kept, plan.live,
-               plan.peak)
+    launches = sum(launch.count for launch in run.launches)
+    return PassResult(name, changes, launches, plan.kept, plan.live, plan.peak)

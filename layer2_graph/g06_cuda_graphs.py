@@ -145,7 +145,7 @@ def refused(name):
 
 
 class DeviceGraph:
-    """The same on a GPU, with torch.cuda.CUDAGraph. Not run here: no GPU."""
+    """The same on a GPU, with torch.cuda.CUDAGraph."""
 
     def __init__(self, function, ops, pool):
         side = torch.cuda.Stream()
@@ -452,8 +452,6 @@ def end_times(needs: Sequence[set[int]], costs: Sequence[float]) -> list[float]:
 def side_by_side(device: torch.device | str, *functions: Callable) -> list:
     """[the result of each function]. On a GPU each function runs on its own stream between a fork
     and a join; in a capture they become branches of the graph. On a CPU one runs after the other.
-
-    The streams have not been run here: no GPU.
     """
     if torch.device(device).type != "cuda":
         return [function() for function in functions]

@@ -93,7 +93,7 @@ def scan(a: Tensor, b: Tensor) -> Tensor:                           # 2 × (T, X
 def as_convolution(a: Tensor, b: Tensor) -> Tensor:                 # (X,), (T, X) -> (T, X)
     """The same for an a that no token changes: b convolved with 1, a, a², … by an FFT.
 
-    Twice as long as the text, for an FFT goes round: else token 0 would hear the end.
+    Twice as long as the text, because an FFT wraps round: else the end would reach token 0.
     """
     T = len(b)
     if a.shape != b.shape[1:]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from day02_overview import Cache, Llama, forward
+from day02_overview import Cache, NumpyLlama, forward
 from lab import simulator
 from layer2_graph.machine import (
     ATTEND,
@@ -191,7 +191,7 @@ class Megakernel:
     blocks: of the grid; all must be resident at once    gpu: on which they must be
     """
 
-    def __init__(self, model: Llama, blocks: int, tile: int = 32, threads: int = 128,
+    def __init__(self, model: NumpyLlama, blocks: int, tile: int = 32, threads: int = 128,
                  gpu: str = "H100"):
         self.model = model
         self.m = sizes_of(model)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from day02_overview import Llama, add, attention, matmul, rmsnorm, rope, swiglu
+from day02_overview import NumpyLlama, add, attention, matmul, rmsnorm, rope, swiglu
 
 QKV, ATTEND, OUT, MLP, DOWN, HEAD, EMBED, PAUSE = range(8)  # as in g14_megakernel.cu
 STAGES = 5                                                  # of a layer: QKV to DOWN
@@ -78,14 +78,14 @@ class Tensors(NamedTuple):
     values: np.ndarray              # (L, R, G, D)
 
 
-def sizes_of(model: Llama) -> Sizes:
+def sizes_of(model: NumpyLlama) -> Sizes:
     layer = model.layers[0]
     return Sizes(len(model.layers), layer.q.shape[1], len(layer.q) // model.D,
                  len(layer.k) // model.D, model.D, len(layer.gate), len(model.head),
                  len(model.cos))
 
 
-def stacked(model: Llama) -> Weights:
+def stacked(model: NumpyLlama) -> Weights:
     """The weights of a Llama of o02, copied."""
     def every(*names):
         return np.stack([np.concatenate([getattr(layer, name) for name in names])

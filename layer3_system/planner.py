@@ -2,7 +2,7 @@
 
 W: ranks = dp · tp · pp · cp   ep: ranks that share the experts, out of dp · cp
 B: sequences of a micro-batch   M: micro-batches of a rank in a step   v: pieces of a rank's stage
-T: tokens of a sequence   L, C, H, G, D, F, V: r03's letters, of a `Llama`
+T: tokens of a sequence   L, C, H, G, D, F, V: r03's letters, of a `LlamaShape`
 E: experts of a layer   k: experts that a token chooses
 Ranks are numbered tp first, then cp, pp, dp, as in Llama 3's report (2024), section 3.3.2.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from day01_roofline import LLAMAS, Llama
+from day01_roofline import LLAMAS, LlamaShape
 
 __all__ = ["ARCHITECTURES", "Architecture", "Cluster", "Experts", "Latent", "TrainingPlan",
            "every_plan", "plan_faults"]
@@ -43,7 +43,7 @@ class Architecture:
     """A Llama, or one with experts or latents. dropped: arrays of o04's `kept_numbers` that fused
     kernels do not keep (k08, k10)."""
 
-    shape: Llama
+    shape: LlamaShape
     experts: Experts | None = None
     latent: Latent | None = None
     dropped: tuple[str, ...] = ("normed", "normed2", "silu")
@@ -98,13 +98,13 @@ class TrainingPlan:
 ARCHITECTURES = {
     "8B": Architecture(LLAMAS["Llama-3.1-8B"]),
     "70B": Architecture(LLAMAS["Llama-3.1-70B"]),
-    "405B": Architecture(Llama("Llama-3.1-405B", L=126, C=16384, H=128, G=8, D=128, F=53248,
+    "405B": Architecture(LlamaShape("Llama-3.1-405B", L=126, C=16384, H=128, G=8, D=128, F=53248,
                                V=128256, tied=False)),
     "Mixtral-8x7B": Architecture(
-        Llama("Mixtral-8x7B", L=32, C=4096, H=32, G=8, D=128, F=14336, V=32000, tied=False),
+        LlamaShape("Mixtral-8x7B", L=32, C=4096, H=32, G=8, D=128, F=14336, V=32000, tied=False),
         Experts(E=8, k=2, F=14336)),
     "DeepSeek-V3": Architecture(
-        Llama("DeepSeek-V3", L=61, C=7168, H=128, G=128, D=128, F=18432, V=129280, tied=False),
+        LlamaShape("DeepSeek-V3", L=61, C=7168, H=128, G=128, D=128, F=18432, V=129280, tied=False),
         Experts(E=256, k=8, F=2048, shared=1, dense_layers=3), Latent(kv=512, rope=64, q=1536)),
 }
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from day01_roofline import (
-    Llama,
+    LlamaShape,
     Machine,
     count_bytes,
     count_flops,
@@ -68,7 +68,8 @@ def tokens_reread(N: int, chunk: int) -> int:
     return sum(range(0, N, chunk))
 
 
-def largest_budget(m: Llama, machine: Machine, decodes: int, N: int, itemsize: float) -> int | None:
+def largest_budget(m: LlamaShape, machine: Machine, decodes: int, N: int,
+                   itemsize: float) -> int | None:
     """The most tokens a step can have before its arithmetic takes longer than its memory traffic;
     None if the decoding sequences alone are past that point.
 
@@ -97,12 +98,12 @@ def choose_chunk(sweep: dict[int, tuple[float, Sequence[float]]], limit: float) 
 # ---- on paper
 
 
-def token_flops(m: Llama) -> int:
+def token_flops(m: LlamaShape) -> int:
     """FLOPs of one prompt token in the layers' matrices, 2 a weight."""
     return 2 * m.L * sum(n * k for n, k in layer_matrices(m).values())
 
 
-def step_seconds(m: Llama, machine: Machine, parts: Sequence[tuple[int, int, int]],
+def step_seconds(m: LlamaShape, machine: Machine, parts: Sequence[tuple[int, int, int]],
                  itemsize: float = 2) -> float:
     """The shortest possible seconds of a step, by the roofline: those of its arithmetic or of its
     bytes, whichever are more.
@@ -117,7 +118,7 @@ def step_seconds(m: Llama, machine: Machine, parts: Sequence[tuple[int, int, int
     return max(flops / machine.peak, (weights + own) / machine.bandwidth)
 
 
-def on_paper(m: Llama, machine: Machine, counts: Sequence[int], decodes: int,
+def on_paper(m: LlamaShape, machine: Machine, counts: Sequence[int], decodes: int,
              context: int) -> list[float]:
     """[shortest possible seconds] of each step that computes a prompt in chunks of `counts`, while
     `decodes` sequences decode, each with this context."""

@@ -107,8 +107,8 @@ def to_draw(counts: dict[Request, int], every: bool) -> list[tuple[Request, int]
     A request has caught up if num_computed >= num_tokens + pending; pending counts tokens that an
     earlier step is still computing. When a request has just completed its prompt (num_computed ==
     len(prompt)), the answers in request.forks get their first token from the same row and follow it
-    in the list. every: False if the scores have a row for each request; True if for each token: its
-    row is then that of its last token
+    in the list. every: False if the scores have a row for each request; True if they have one for
+    each token; a request's row is then that of its last token
     """
     # exercise: walk along the rows; skip requests that have not caught up; a request's forks follow
     pairs = []

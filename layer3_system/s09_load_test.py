@@ -59,7 +59,7 @@ def tpot(sample: Sample) -> float | None:
 
 
 def percentile(values: Sequence[float], q: float) -> float | None:
-    """The smallest of the values that has a share of at least q of them at or below it.
+    """The smallest of the values with at least a share q of all values at or below it.
 
     So it is always one of the values, and for q = 1 the largest. None for an empty list.
     """

@@ -24,7 +24,7 @@ def predict_tokens_a_step() -> float:
 
 
 def predict_same_number() -> float:
-    """How often two draws give the same token that use the same u, each by its own running sum.
+    """How often two draws that use the same u, each by its own running sum, give the same token.
 
     One draws with shares 0.5, 0.3 and 0.2 of three tokens, the other with 0.2, 0.3 and 0.5.
     """
@@ -38,8 +38,9 @@ def predict_same_number() -> float:
 def lookup(tokens: list[int], count: int, longest: int = 4) -> list[int]:
     """Guesses at what follows a text, from the text itself; [] if nothing in it helps.
 
-    The longest end of the text, at most `longest` tokens, that occurs earlier in it, too; of its
-    earlier occurrences, which may overlap it, the last one; what followed, at most `count` tokens.
+    Take the longest end of the text, at most `longest` tokens, that also occurs earlier in it. Of
+    its earlier occurrences, which may overlap it, take the last. Return what followed that one, at
+    most `count` tokens.
     """
     # exercise: ends from the longest to one token; places from the last one to the first
     for n in range(min(longest, len(tokens) - 1), 0, -1):

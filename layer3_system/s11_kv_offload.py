@@ -152,8 +152,8 @@ class Costs(NamedTuple):
 
 
 def worth_loading(tokens: int, before: int, costs: Costs) -> bool:
-    """Whether to load the keys and values of a text's next `tokens` tokens is faster than to
-    compute them, after `before` tokens that are there. A token attends to itself and all before it.
+    """Whether loading the keys and values of a text's next `tokens` tokens is faster than computing
+    them, after `before` tokens that are there. A token attends to itself and all before it.
     """
     # exercise: seconds to compute, seconds to load; without a link nothing is loaded
     if not costs.bandwidth:

@@ -162,11 +162,11 @@ def adam_(weights: Tensor, gradient: Tensor, state: Adam, lr: float) -> None:   
 
 def zero_step(flat: Tensor, gradient: Tensor, state: Adam, lr: float,      # (N,), (N,)
               limit: float) -> float:
-    """A step of which this rank does a share: the norm of the summed gradient, before clipping.
+    """This rank's share of a step. Returns the norm of the summed gradient, before clipping.
 
     flat: weights of the whole model, padded; afterwards the new ones, on every rank.
     gradient: of this rank's tokens alone.  state: of this rank's shard.
-    limit: for the norm of the summed gradient, which is scaled down to it where it is above
+    limit: a summed gradient whose norm is above it is scaled down to it
     """
     r = dist.get_rank()
     n = dist.get_world_size()

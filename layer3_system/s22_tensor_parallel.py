@@ -94,8 +94,8 @@ def row_linear(model: "TensorParallelLlama", x: Tensor,
                matrix: tuple[Tensor, Tensor | None]) -> Tensor:     # (T, K / n) -> (T, C)
     """x @ weight.T + bias of the whole model, on every rank.
 
-    x: this rank's columns.  matrix: this rank's columns of the weight (C, K / n), and the whole
-    bias (C,) or None
+    x: this rank's, of K columns in all.  matrix: this rank's columns of the weight (C, K / n), and
+    the whole bias (C,) or None
     """
     weight, bias = matrix
     # exercise: this rank's part, the sum, the bias
@@ -164,7 +164,8 @@ def vocabulary_loss(logits: Tensor, targets: Tensor, start: int) -> tuple[Tensor
     """(losses (T,), their gradient (T, V / n)) of cross-entropy, where no rank sees all logits.
 
     logits: this rank's columns (T, V / n), from column `start` on.  targets: (T,), of the whole
-    vocabulary.  Losses are the same on every rank; the gradient is that of their sum by the logits.
+    vocabulary.  Losses are the same on every rank; the gradient is that of their sum with respect
+    to the logits.
     """
     # exercise: the maximum over all ranks; the sum of exponentials and the target's logit, added
     k = logits.shape[1]

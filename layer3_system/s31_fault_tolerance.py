@@ -99,7 +99,7 @@ def commit(files: Files, group: Group, step: int, data: bytes) -> None:
 def last_good(files: Files) -> int | None:
     """The newest step whose manifest can be read and whose shards are all as it says; None if there
     is none. Foreign, cut and missing files are no errors."""
-    # exercise: the steps that have a manifest, the newest first; what is wrong with one is no end
+    # exercise: the steps that have a manifest, newest first; a fault in one does not end the search
     steps = {step_of(name) for name in files.names()} - {None}
     for step in sorted(steps, reverse=True):
         try:

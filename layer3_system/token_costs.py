@@ -1,13 +1,14 @@
 """What serving costs: one token of one sequence by each kind of parallelism, and plans that serve
 
-m: r03's `Llama`   W: ranks   tp: ranks that share a model   N: tokens of context   b: sequences
+m: r03's `LlamaShape`   W: ranks   tp: ranks that share a model
+N: tokens of context   b: sequences
 Weights and cache have 2 bytes a number; a step reads each once, at the rate of the memory.
 """
 
 from dataclasses import dataclass
 
 from day01_roofline import (
-    Llama,
+    LlamaShape,
     count_flops,
     count_parameters,
     decode_costs,
@@ -30,7 +31,7 @@ class TokenCost:
     sent: float
 
 
-def token_costs(m: Llama, cluster: Cluster, N: int, W: int) -> dict[str, TokenCost]:
+def token_costs(m: LlamaShape, cluster: Cluster, N: int, W: int) -> dict[str, TokenCost]:
     """{kind: its cost} of decoding one token of one sequence: by one rank, and by W ranks of each
     kind alone. A dense model has no experts to share, and one token no others to be cut from."""
     _, weights, each = decode_costs(m, N, 2)
@@ -54,7 +55,7 @@ def token_costs(m: Llama, cluster: Cluster, N: int, W: int) -> dict[str, TokenCo
                         size + cache / W, m.L * sent_by("all_gather", answers, W))}
 
 
-def decode_seconds(m: Llama, cluster: Cluster, tp: int, b: int, N: int) -> float:
+def decode_seconds(m: LlamaShape, cluster: Cluster, tp: int, b: int, N: int) -> float:
     """Seconds of a decode step of b sequences on tp ranks: arithmetic or bytes, whichever takes
     longer, and two sums a layer."""
     flops, weights, each = decode_costs(m, N, 2)
@@ -63,7 +64,7 @@ def decode_seconds(m: Llama, cluster: Cluster, tp: int, b: int, N: int) -> float
         + 2 * m.L * link_seconds("all_reduce", 2 * b * m.C, tp, tp, cluster)
 
 
-def prefill_seconds(m: Llama, cluster: Cluster, tp: int, T: int) -> float:
+def prefill_seconds(m: LlamaShape, cluster: Cluster, tp: int, T: int) -> float:
     """Seconds to read a prompt of T tokens on tp ranks, arithmetic and two sums a layer."""
     return sum(count_flops(m, 1, T, T).values()) / (tp * cluster.efficiency * cluster.peak) \
         + 2 * m.L * link_seconds("all_reduce", 2 * T * m.C, tp, tp, cluster)
@@ -80,7 +81,7 @@ class ServingPlan:
     rate: float
 
 
-def serving_plans(m: Llama, cluster: Cluster, prompt: int, answer: int,
+def serving_plans(m: LlamaShape, cluster: Cluster, prompt: int, answer: int,
                   tpot: float) -> list[ServingPlan]:
     """For each tp that divides the heads and a machine: the largest batch whose step keeps to tpot
     seconds and whose weights and caches fit; none for a tp that cannot."""

@@ -25,7 +25,7 @@ from layer3_system.s30_training import Recompute
 from layer3_system.training.arms import ARMS
 from layer3_system.training.data import Batch, Loader, file_tokens, story_tokens
 from layer3_system.training.llama import TrainableLlama, new_weights, training_kernels
-from layer3_system.training.loop import Options, Row, Training, TrainingError, own_parts
+from layer3_system.training.loop import Options, StepRecord, Training, TrainingError, own_parts
 
 RECORD = Path(__file__).with_name("bench") / "training.json"
 STATES = Path(__file__).parents[1] / ".cache" / "train"     # of trainings; git ignores it
@@ -77,7 +77,7 @@ def roof(side: int = 1024, rounds: int = 7) -> float:
     return 2 * side ** 3 / min(seconds)
 
 
-def show(row: Row, steps: int, pace: float) -> None:
+def show(row: StepRecord, steps: int, pace: float) -> None:
     """The live line. pace: tokens a second of the processor"""
     print(f"\rstep {row.step + 1:5} of {steps}  loss {row.loss:.3f}  rate {row.rate:.1e}  "
           f"norm {row.norm:5.2f}  {pace:6,.0f} tokens/s", end="", file=sys.stderr, flush=True)

@@ -25,7 +25,8 @@ def laws(title, x, y, curves, points, scale="linear"):
         xs, ys = curves.get(label) or points[label]
         aside = (7, 0) if label in curves else (0, -13)     # a point may lie on another's curve
         axes.annotate(label, (xs[-1], ys[-1]), xytext=aside, textcoords="offset points",
-                      va="center", color=shades[label], annotation_clip=False)
+                      va="center", color=shades[label], annotation_clip=False,
+                      bbox={"facecolor": "white", "edgecolor": "none", "pad": 0})
     axes.set(title=title, xlabel=x, ylabel=y, xscale="log", yscale=scale)
     axes.grid(which="major", color="#eaeef2")
     axes.spines[["top", "right"]].set_visible(False)
@@ -100,7 +101,7 @@ def bent_cost(title, delta):
         axes.plot(r, free, color=GREY, lw=1)
         axes.plot(r, bound, color=BLUE, lw=2)
         axes.set_title(name, fontsize=10, color=INK)
-        axes.set_xticks([-delta, 0, delta], ["−delta", "0", "delta"])
+        axes.set_xticks([-delta, 0, delta], ["−delta", "0", "delta"], fontsize=8)
         axes.set(xlabel="residual r", yticks=[], ylim=(min(bound) * 2, max(bound) * 1.3))
         axes.grid(axis="x", color="#eaeef2")
         axes.spines[["top", "right"]].set_visible(False)

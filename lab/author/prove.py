@@ -77,7 +77,7 @@ class Proof:
         self.total = 0
 
     def run(self, planned):
-        """Run all units that have no row yet; those that need the machine alone come last."""
+        """Run all units that have no row yet, in their order; those that are alone come last."""
         with tempfile.TemporaryDirectory(prefix="proof-") as warm:
             self.environment = device.run_environment(warm)
             self.run_all(planned)
@@ -86,8 +86,6 @@ class Proof:
         planned = [unit for unit in planned if unit.name not in self.rows]
         self.total = len(planned) + len(self.rows)
         together = [unit for unit in planned if not unit.alone]
-        # What must run comes first, the longest of it at the head: no core idles at the end.
-        together.sort(key=lambda unit: (unit.drawn, 0 if unit.drawn else -unit.seconds))
         with ThreadPoolExecutor(device.workers()) as pool:
             try:
                 list(pool.map(self.step, together))

@@ -15,6 +15,7 @@ from pathlib import Path
 from lab import course
 from lab.author import proven
 from lab.course import ROOT
+from lab.judge import forked
 
 GROUP = 60              # seconds of tests that one process runs, and at most loses
 QUICK = 3               # seconds: files of tests up to here are in every landing proof
@@ -176,7 +177,12 @@ def landing():
              notebook(course.find(FIRST_KERNEL))]
     for lesson in fresh:
         units += [verify(lesson), *(notebook(lesson) for _ in [1] if lesson.id != FIRST_KERNEL)]
-    return [*units, *sample(fresh, quick, dice)], len(fresh)
+    return [*longest_first(units), *sample(fresh, quick, dice)], len(fresh)
+
+
+def longest_first(units):
+    """So that no core idles at the end."""
+    return sorted(units, key=lambda unit: -unit.seconds)
 
 
 def sample(fresh, quick, dice):
@@ -209,16 +215,19 @@ def edition():
     """A student edition: one mutant of each exercise that is answered, and the solutions."""
     units = [Unit("lab build --check", (*LAB, "build", "--check"), (".",), 10)]
     units += [verify(lesson, MUTANTS) for lesson in course.lessons()]
-    return units + [notebook(lesson) for lesson in course.lessons() if lesson.answered]
+    units += [notebook(lesson) for lesson in course.lessons() if lesson.answered]
+    return longest_first(units)
 
 
 def full():
-    """Everything that can be proven here but the soaks."""
+    """Everything that can be proven here but the soaks. Lessons that the same warm processes grade
+    follow each other: such a process takes ten seconds to start."""
     units = house(FULL)
     for files in rooms().values():
         units += tests(files, FULL)
-    units += map(verify, course.lessons())
-    units += map(notebook, course.lessons())
+    units = longest_first(units)
+    units += map(verify, sorted(course.lessons(), key=forked.modules))
+    units += longest_first(map(notebook, course.lessons()))
     for file in marked("alone"):
         units += tests([file], "alone and not soak", f"alone {file}", alone=True)
     return units

@@ -5,6 +5,7 @@ subject.make("lab.judge.mocks:FakeGpu", ...), and others for itself, to work out
 ways of using it would give.
 """
 
+import inspect
 import math
 from dataclasses import dataclass
 
@@ -120,6 +121,14 @@ class Weather:
         return run
 
 
+def in_order(function, args, kwargs):
+    """The arguments of a call as if none had been given by its name. Without a function they are
+    taken to be in order already."""
+    if function is None:
+        return *args, *kwargs.values()
+    return inspect.signature(function).bind(*args, **kwargs).args
+
+
 class Watched:
     """A function that keeps copies of the arguments of every call.
 
@@ -131,7 +140,9 @@ class Watched:
         self.answer = answer
         self.calls = []
 
-    def __call__(self, *args):
+    def __call__(self, *args, **kwargs):
+        if kwargs:
+            args = in_order(self.function, args, kwargs)
         self.calls.append([a.copy() if isinstance(a, np.ndarray) else
                            a.clone() if hasattr(a, "clone") else a for a in args])
         return self.answer if self.function is None else self.function(*args)

@@ -65,7 +65,7 @@ def ladder(T, H, G, D):
         "Triton: a head a program": heads,
         "Triton: a token a program": lambda: rope(q, k, cos, sin, positions)}
     changes = ("in place", "one launch; angles once per token", "a head each again",
-               "one launch; both warps read the angles")
+               "one launch; the heads of a token in a tile")
     for (name, run), changed in zip(ways.items(), changes, strict=True):
         with simulator.trace() as trace:
             run()

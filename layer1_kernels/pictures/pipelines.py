@@ -46,7 +46,7 @@ def overlap(ways, steps, copy):
                  yticklabels=[f"copy, stage {s}" for s in range(stages)] + ["multiply"])
         axes.tick_params(axis="y", length=0, labelsize=8)
         axes.spines[["top", "right", "left"]].set_visible(False)
-    every[-1, 0].set(xlabel="in products of one step")
+    every[-1, 0].set(xlabel="time, in units of one step's products")
     return closed(figure)
 
 

@@ -157,12 +157,12 @@ def register_cliff(threads, warps, kernels):
     axes.step(list(warps), list(warps.values()), where="mid", color=GREY, lw=1.5)
     for place, (label, registers) in enumerate(sorted(kernels.items(), key=lambda row: row[1])):
         resident = warps[registers]
-        height = resident + 5 + 6 * (place % 3)
+        height = resident + 5 + 4 * (len(kernels) - 1 - place)  # a stem must not cross a label
         axes.plot([registers] * 2, [resident, height], color=GREY, lw=0.6)
         axes.plot(registers, resident, "o", color=RED if resident < most else BLUE)
         axes.annotate(f"{label}: {registers}", (registers + 1, height), fontsize=8, color=INK,
                       va="bottom")
-    axes.set(xlabel="registers of a thread", ylabel="warps on an SM", ylim=(0, 42),
+    axes.set(xlabel="registers of a thread", ylabel="warps on an SM", ylim=(0, 46),
              xlim=(min(kernels.values()) - 15, max(kernels.values()) + 30))
     axes.set_title(f"blocks of {threads} threads", loc="left", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)

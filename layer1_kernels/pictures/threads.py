@@ -32,7 +32,7 @@ def grid(blocks, threads, n, thread=(2, 5)):
               xticks=range(0, blocks * threads + 1, threads))
     above.xaxis.tick_top()
     above.tick_params(length=0)
-    ragged = f"; the threads past {n} have none" if n < blocks * threads else ""
+    ragged = f"; threads with i ≥ {n} have no element" if n < blocks * threads else ""
     above.set_title(f"{blocks} blocks of {threads} threads over {n} elements{ragged}", loc="left",
                     fontsize=10, color=INK)
     for column, t in enumerate([*range(10), threads - 1]):
@@ -126,6 +126,7 @@ def lanes(requests):
     figure, every = plt.subplots(len(requests), 1, sharex=True, squeeze=False,
                                  figsize=(7.5, 0.95 * len(requests) + 0.5), layout="constrained")
     span = max(max(offsets) + size for offsets, size in requests.values())
+    span = -(-span // sector) * sector                  # the last sector whole
     for axes, (label, (offsets, size)) in zip(every[:, 0], requests.items(), strict=True):
         touched = sorted({b // sector for o in offsets for b in (o, o + size - 1)})
         for number in touched:
@@ -289,8 +290,8 @@ def rounds(kernels, warp=32):
         axes.imshow(np.repeat(busy, warp, axis=1) + works.astype(int), vmin=0, vmax=2,
                     cmap=ListedColormap(["white", "#d0d7de", BLUE]), aspect="auto",
                     interpolation="nearest", extent=(0, threads, number + 0.5, 0.5))
-        axes.set_title(f"{label}   →   {works.sum()} additions by {busy.sum()} warps",
-                       loc="left", fontsize=10, color=INK)
+        axes.set_title(f"{label}   →   {works.sum()} additions; busy warps, summed over all "
+                       f"rounds: {busy.sum()}", loc="left", fontsize=10, color=INK)
         axes.set(ylabel="round", xticks=range(0, threads + 1, warp), yticks=range(1, number + 1))
         axes.grid(axis="x", color=GREY, lw=0.5)
         axes.hlines(np.arange(1, number) + 0.5, 0, threads, color="#eaeef2", lw=0.8)

@@ -29,7 +29,7 @@ from layer2_graph.config import ModelError
 from layer2_graph.decode_ladder.decoders import Decoder, a_layer
 from layer2_graph.decode_ladder.hugging_face import their_config, transformers_config
 from layer2_graph.decode_ladder.ladder import GRAPH, ladder
-from layer2_graph.decode_ladder.report import Row, boxes, picture, text, wrong
+from layer2_graph.decode_ladder.report import RungResult, boxes, picture, text, wrong
 from layer2_graph.g01_llama import Llama, load
 from layer2_graph.models import SMALL, shape_135m
 
@@ -41,7 +41,7 @@ REPLAY = "fused, the replay alone"
 
 
 def measure(model, hugging_face, sequences=SEQUENCES, prompt=PROMPT, count=COUNT, rounds=ROUNDS):
-    """(facts, [Row], {name: [Box]}) of all rungs, timed by turns. Arguments as ladder's.
+    """(facts, [RungResult], {name: [Box]}) of all rungs, timed by turns. Arguments as ladder's.
 
     prompt, count: tokens of each prompt and after it    Boxes: of a layer, if it was counted
     """
@@ -49,7 +49,7 @@ def measure(model, hugging_face, sequences=SEQUENCES, prompt=PROMPT, count=COUNT
     random = torch.Generator().manual_seed(0)
     prompts = torch.randint(model.config.V, (sequences, prompt), generator=random).tolist()
     rungs = ladder(model, hugging_face, sequences, prompt + count)
-    rows = {rung.name: Row(rung.name, rung.missing, rung.untimed) for rung in rungs}
+    rows = {rung.name: RungResult(rung.name, rung.missing, rung.untimed) for rung in rungs}
     running = {rung.name: rung.make() for rung in rungs if not rung.missing}
     graphs = check_rungs(model, rows, running, prompts, count)
     timers = {name: lambda decode=decode: decode(prompts, count)[1]

@@ -20,7 +20,7 @@ NAMES = {"add_rmsnorm": "add + norm", "rmsnorm": "norm", "rope_and_cache": "rope
 
 
 @dataclass
-class Row:
+class RungResult:
     """The results of a rung. None: not counted, or does not apply."""
 
     name: str

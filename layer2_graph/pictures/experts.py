@@ -78,7 +78,7 @@ def learning(curves):
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7.5, 3.6), layout="constrained")
-    styles = ((INK, "o-"), (BLUE, "o-"), (RED, "s--"), (BLUE, "s--"), (GREY, "o-"))
+    styles = ((INK, "o-"), (BLUE, "o-"), (RED, "s--"), ("#9a6700", "^--"), (GREY, "o-"))
     for (label, points), (colour, style) in zip(curves.items(), styles, strict=False):
         axes.plot(list(points), list(points.values()), style, color=colour, lw=1.5, ms=5,
                   label=label)

@@ -23,8 +23,9 @@ def zeros(dense, curves, points, masks):
     for (label, curve), (colour, style) in zip(curves.items(), STYLES, strict=False):
         axes.plot([100 * share for share in curve], list(curve.values()), style, color=colour,
                   lw=1.5, ms=4.5, label=label)
-    for (label, (share, value)), mark in zip(points.items(), "*PX", strict=False):
-        axes.plot(100 * share, value, mark, color=RED, ms=11, label=label, ls="none")
+    for (label, (share, value)), mark, colour in zip(points.items(), "*PX", (INK, RED, GREY),
+                                                     strict=False):
+        axes.plot(100 * share, value, mark, color=colour, ms=8, label=label, ls="none")
     axes.axhline(dense, color=GREY, lw=1, ls="--")
     axes.set_yscale("log")
     axes.set_ylim(0.95 * dense, 8 * dense)
@@ -54,7 +55,7 @@ def bounds(title, best, bound, chosen):
 
     figure, axes = plt.subplots(figsize=(7.5, 2.8), layout="constrained")
     pages = np.arange(len(best))
-    low = min(0, min(best)) - 0.5
+    low = min(0, min(best)) - 0.03 * (max(bound) - min(best))       # the lowest bar is seen, too
     colours = [BLUE if p in set(chosen) else PALE for p in pages]
     axes.bar(pages, np.subtract(best, low), 0.8, bottom=low, color=colours)
     axes.plot(pages, bound, "_", color=RED, ms=12, mew=2, label="bound of the page")

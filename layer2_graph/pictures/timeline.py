@@ -52,7 +52,7 @@ def by_blocks(curves, bound):
     figure, axes = plt.subplots(figsize=(7.5, 3.2), layout="constrained")
     sizes = list(next(iter(curves.values())))
     axes.plot(sizes, sizes, color=GREY, lw=1, ls=":")
-    axes.annotate("as many times as there are", (sizes[2], sizes[2]), xytext=(-6, 2), ha="right",
+    axes.annotate("in proportion to SMs", (sizes[2], sizes[2]), xytext=(-6, 2), ha="right",
                   textcoords="offset points", fontsize=8, color=GREY)
     for (title, curve), (colour, line) in zip(curves.items(), STROKES[1:], strict=False):
         axes.plot(curve.keys(), curve.values(), marker="o", ms=4, color=colour, ls=line,

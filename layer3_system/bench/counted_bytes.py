@@ -23,10 +23,10 @@ from layer3_system.s23_pipeline_parallel import gpipe, one_forward_one_backward
 
 RECORD = ROOT / "benchmarks" / "collective_bytes.json"
 TESTING = "layer3_system.testing"
-Row = tuple[str, int, int, int]         # what was done, ranks, bytes counted, bytes derived
+Counted = tuple[str, int, int, int]         # what was done, ranks, bytes counted, bytes derived
 
 
-def collectives(subject: Any) -> Iterator[Row]:
+def collectives(subject: Any) -> Iterator[Counted]:
     """s20: 1,200 numbers of 4 bytes."""
     size = 4 * 1200
     x = torch.ones(1200)
@@ -40,7 +40,7 @@ def collectives(subject: Any) -> Iterator[Row]:
         yield "all-to-all", n, int(run.matrix().sum()), n * (n - 1) * size
 
 
-def data(subject: Any) -> Iterator[Row]:
+def data(subject: Any) -> Iterator[Counted]:
     """s21: three steps of a Llama of 90,496 parameters, of which 16,512 stay gathered in stage 3;
     from stage 1 on the ranks add one number for the gradients' norm."""
     P = 90_496
@@ -52,7 +52,7 @@ def data(subject: Any) -> Iterator[Row]:
             yield f"3 steps, ZeRO stage {stage}", n, counted, 3 * (n - 1) * 4 * numbers
 
 
-def tensors(subject: Any) -> Iterator[Row]:
+def tensors(subject: Any) -> Iterator[Counted]:
     """s22: the small Llama reads 12 tokens and then writes 4 times 4."""
     C, L, V = 192, 4, 2048
     prompts = [[5, 7, 300], [9], [1000, 3, 4, 1500, 2, 8], [44, 2047]]
@@ -63,7 +63,7 @@ def tensors(subject: Any) -> Iterator[Row]:
         4 * (sums + 4 * len(prompts) * V)
 
 
-def stages(subject: Any) -> Iterator[Row]:
+def stages(subject: Any) -> Iterator[Counted]:
     """s23: a step of sequences of 28 tokens in all, 64 numbers a token."""
     sizes = [3, 5, 4, 2, 6, 3, 1, 4]
     for name, schedule in (("GPipe", gpipe), ("1F1B", one_forward_one_backward)):
@@ -73,7 +73,7 @@ def stages(subject: Any) -> Iterator[Row]:
             yield f"a step, {name}", p, int(run.matrix().sum()), 2 * (p - 1) * sum(sizes) * 64 * 4
 
 
-def experts(subject: Any) -> Iterator[Row]:
+def experts(subject: Any) -> Iterator[Counted]:
     """s24: rows of 24 numbers of 8 bytes, which go and come back; counts of 8 bytes go before."""
     C, F, E, k = 24, 20, 12, 3
     torch.manual_seed(0)
@@ -92,7 +92,7 @@ def experts(subject: Any) -> Iterator[Row]:
             8 * (2 * travel * C + n * (n - 1) * E // n)
 
 
-def contexts(subject: Any) -> Iterator[Row]:
+def contexts(subject: Any) -> Iterator[Counted]:
     """s25: 56 tokens, 8 query and 4 kv heads of 16 numbers of 8 bytes."""
     N, H, G, D = 56, 8, 4, 16
     q, k, v = (torch.randn(N, heads, D, dtype=torch.float64) for heads in (H, G, G))

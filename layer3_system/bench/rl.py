@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from layer2_graph.models import SMALL
-from layer3_system.rl.loop import Learning, LearningError, Options, Parts, Row
+from layer3_system.rl.loop import Learning, LearningError, Options, Parts, UpdateRecord
 from layer3_system.rl.roles import contains_role
 
 RECORD = Path(__file__).with_suffix(".json")
@@ -55,7 +55,7 @@ def grid(learning: Learning, roles: tuple[str, ...], seed: int) -> list[list[flo
 def arm(learning: Learning, updates: int) -> dict[str, Any]:
     """"reward", "roles", "gap" by update, "seconds" of writing and of learning, and "stopped": why
     it ended early, or None."""
-    rows: list[Row] = []
+    rows: list[UpdateRecord] = []
     stopped = None
     try:
         while len(rows) < updates:

@@ -3,10 +3,11 @@
     torchrun --nproc-per-node 4 -m layer3_system.bench.s26_planner
 
 The planner's constants are fitted on something else: rounds and bytes on collectives of
-torch.distributed, the rate of arithmetic on one layer that all ranks run at once. A rank has one
-thread, and what it computes takes SLOWER times as long as on a core of its own, in the fits as
-well: so four ranks on two cores do not take each other's time. Plans take turns in shuffled rounds;
-a step is over when the last rank is done.
+torch.distributed, the rate of arithmetic on one layer that all ranks run at once, its messages
+answered at once: a whole layer, a band of tp's, one of cp's ring, which computes more slowly. A
+rank has one thread, and what it computes takes SLOWER times as long as on a core of its own, in the
+fits as well: so four ranks on two cores do not take each other's time. Plans take turns in shuffled
+rounds; a step is over when the last rank is done.
 """
 
 import json
@@ -25,20 +26,27 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from day01_roofline import Llama
+from day01_roofline import LlamaShape
 from lab.device import cpu_model
 from lab.remote.agreement import meet
 from layer3_system.bench.s20_collectives import SIZES, fit, timed
 from layer3_system.plan_costs import share_seconds, step_flops, total_seconds
 from layer3_system.planner import Architecture, Cluster, TrainingPlan
 from layer3_system.s26_planner import plan_seconds
-from layer3_system.testing.plan_ranks import CAPACITY, PlanLlama, make_step
+from layer3_system.testing.plan_ranks import (
+    CAPACITY,
+    PlanLlama,
+    RingLayer,
+    TensorLayer,
+    band_shape,
+    make_step,
+)
 from layer3_system.testing.training_models import TrainLayer
 
 RECORD = Path(__file__).with_suffix(".json")
 OUTSIDE = RECORD.with_name("aiconfigurator.json")       # what another planner says of serving
 MEGATRON = RECORD.with_name("megatron.json")            # plans that ran on up to 3,072 GPUs
-SHAPE = Llama("measured", L=8, C=128, H=4, G=4, D=32, F=384, V=512, tied=False)
+SHAPE = LlamaShape("measured", L=8, C=128, H=4, G=4, D=32, F=384, V=512, tied=False)
 BATCH = 8
 T = 512
 W = 4
@@ -112,17 +120,37 @@ def seconds_of(call: Callable[[], object], slow: Slowed) -> float:
     return seconds.item()
 
 
-def layer_rate(slow: Slowed, turns: int = ROUNDS) -> float:
-    """FLOP/s of a rank where all ranks run forward and backward of a layer: the median."""
-    layer = TrainLayer(SHAPE)
-    x = torch.randn(BATCH // W, T, SHAPE.C, requires_grad=True)
-    flops = step_flops(Architecture(replace(SHAPE, L=1, V=0)), BATCH // W, T)
+def kind_of(plan: TrainingPlan) -> str:
+    """What a rank of a plan computes."""
+    return "tp" if plan.tp > 1 else "cp" if plan.cp > 1 else "whole"
 
-    def run() -> None:
-        layer(x).sum().backward()
 
-    run()
-    return flops / statistics.median(seconds_of(run, slow) for _ in range(turns))
+def layer_inputs() -> dict[str, tuple[TrainLayer, tuple[int, ...]]]:
+    """{kind: (a layer, the shape of its input)} of a rank that has its share of a batch."""
+    m = SHAPE
+    return {"whole": (TrainLayer(m), (BATCH // W, T, m.C)),
+            "tp": (TensorLayer(band_shape(m, W)), (T // W, BATCH, m.C)),
+            "cp": (RingLayer(m), (BATCH, T // W, m.C))}
+
+
+def layer_rates(turns: int = ROUNDS) -> dict[str, float]:
+    """{kind: FLOP/s of a rank} of forward and backward of a layer: the median. Messages are sent to
+    nobody, and answered at once by what was in memory: this is arithmetic alone."""
+    flops = step_flops(Architecture(replace(SHAPE, L=1, V=0)), BATCH, T) / W
+    seconds = {}
+    torch.set_num_threads(1)
+    dist.init_process_group("fake", rank=0, world_size=W)
+    with Slowed() as slow:
+        for kind, (layer, shape) in layer_inputs().items():
+            x = torch.zeros(shape, requires_grad=True)
+
+            def run(layer: TrainLayer = layer, x: torch.Tensor = x) -> None:
+                layer(x).sum().backward()
+
+            run()
+            seconds[kind] = statistics.median(seconds_of(run, slow) for _ in range(turns))
+    dist.destroy_process_group()
+    return {kind: flops / own for kind, own in seconds.items()}
 
 
 def collective_seconds(turns: int) -> tuple[list[float], list[float]]:
@@ -135,16 +163,19 @@ def collective_seconds(turns: int) -> tuple[list[float], list[float]]:
     return list(sizes), list(seconds)
 
 
-def fitted(slow: Slowed, turns: int = ROUNDS) -> Cluster:
-    """This machine as the planner sees it."""
+def fitted(rates: dict[str, float], turns: int = ROUNDS) -> tuple[Cluster, dict[str, float]]:
+    """This machine as the planner sees it, and the efficiency of each kind of layer: its share of
+    the whole layer's rate."""
     sizes, rounds = collective_seconds(turns)
     times = torch.tensor(rounds, dtype=torch.float64)
-    rate = torch.tensor(layer_rate(slow, turns), dtype=torch.float64)
-    for own in (times, rate):               # a rank's own are a little different
-        dist.broadcast(own, 0)
+    own = torch.tensor(list(rates.values()), dtype=torch.float64)
+    for row in (times, own):                # a rank's own are a little different
+        dist.broadcast(row, 0)
     alpha, beta = fit(sizes, times.tolist())
-    return Cluster(W, peak=rate.item(), efficiency=1.0, node=W, inside=1 / beta, across=1 / beta,
-                   alpha=alpha, shard=1)
+    peak, *_ = own.tolist()
+    efficiency = {kind: rate / peak for kind, rate in zip(rates, own.tolist(), strict=True)}
+    return Cluster(W, peak=peak, efficiency=1.0, node=W, inside=1 / beta, across=1 / beta,
+                   alpha=alpha, shard=1), efficiency
 
 
 def more_messages(plan: TrainingPlan) -> int:
@@ -204,11 +235,13 @@ def in_every_way(parts: dict[str, float], zero: int) -> dict[str, float]:
     return dict(zip(WAYS, (hidden, shown if zero else hidden, shown), strict=True))
 
 
-def summary(cluster: Cluster, seconds: dict[str, list[float]]) -> dict:
+def summary(cluster: Cluster, efficiency: dict[str, float],
+            seconds: dict[str, list[float]]) -> dict:
     """The record of a run."""
     rows: list[dict[str, Any]] = []
     for name, own in seconds.items():
-        parts = predicted(cluster, PLANS[name])
+        plan = PLANS[name]
+        parts = predicted(replace(cluster, efficiency=efficiency[kind_of(plan)]), plan)
         rows.append({"plan": name, **in_every_way(parts, PLANS[name].zero),
                      "median": statistics.median(own), "fastest": min(own), "parts": parts})
     column = {key: [row[key] for row in rows] for key in (*WAYS, "median", "fastest")}
@@ -217,18 +250,20 @@ def summary(cluster: Cluster, seconds: dict[str, list[float]]) -> dict:
         "ranks": W, "shape": astuple(SHAPE), "batch": BATCH, "T": T,
         "slower": SLOWER, "rounds": len(seconds[rows[0]["plan"]]),
         "alpha": cluster.alpha, "bytes a second": cluster.inside, "FLOP/s of a rank": cluster.peak,
+        "efficiency": efficiency,
         "spearman": {f"{one}, {other}": round(spearman(column[one], column[other]), 3)
                      for one in WAYS for other in ("median", "fastest")},
         "rows": sorted(rows, key=lambda row: row["predicted"])}
 
 
 def main() -> None:
+    rates = layer_rates()
     meet("s26_planner")
     load = os.getloadavg()[0]
     with Slowed() as slow:
-        cluster = fitted(slow)
+        cluster, efficiency = fitted(rates)
         seconds = measured(slow, ROUNDS)
-    record = {"load before": round(load, 1)} | summary(cluster, seconds)
+    record = {"load before": round(load, 1)} | summary(cluster, efficiency, seconds)
     if dist.get_rank() == 0:
         RECORD.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
         for row in record["rows"]:
@@ -236,7 +271,7 @@ def main() -> None:
                   f"{1e3 * row['nothing hidden']:7.1f}, median {1e3 * row['median']:7.1f}, fastest "
                   f"{1e3 * row['fastest']:7.1f}")
         print(record["spearman"], record["alpha"], record["bytes a second"],
-              record["FLOP/s of a rank"])
+              record["FLOP/s of a rank"], record["efficiency"])
     dist.destroy_process_group()
 
 

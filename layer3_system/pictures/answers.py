@@ -82,6 +82,7 @@ def gap_curves(arms: dict[str, dict[str, Any]], bound: float) -> "Figure":
     below.axhline(bound, color=GREY, lw=1, ls="--")
     above.set(ylabel="reward", ylim=(-0.02, 1.02))
     below.set(ylabel="gap, nats", xlabel="update")
+    below.locator_params(axis="x", integer=True)        # there is no update 2.5
     return closed(figure)
 
 

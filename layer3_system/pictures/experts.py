@@ -83,7 +83,7 @@ def expert_loads(panels: "dict[str, tuple[list[int], list[list[int]]]]") -> "Fig
         busiest = int(np.argmax(totals))
         axes.annotate(f"{max(totals) / mean:.2f}", (busiest, max(totals) / mean), xytext=(0, 3),
                       textcoords="offset points", ha="center", fontsize=9, color=RED)
-        axes.axhline(1, color=INK, lw=1, ls=":")
+        axes.axhline(1, color=INK, lw=1, ls=":", zorder=0)      # behind the bars and their numbers
         axes.set_title(title, loc="left", fontsize=9, color=INK)
         axes.set(xlabel="rank", xticks=range(len(ranks)))
         axes.tick_params(length=0)

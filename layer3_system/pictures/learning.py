@@ -10,7 +10,7 @@ from lab.plots import BLUE, GREY, INK, RED, STROKES, closed
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from layer3_system.training.loop import Row
+    from layer3_system.training.loop import StepRecord
 
 FP16 = -24, 16          # log2 of the smallest number above 0, and of the first that is infinite
 
@@ -34,7 +34,7 @@ def loss_curves(runs: dict[str, list[float]]) -> "Figure":
     return closed(figure)
 
 
-def training_lines(rows: "list[Row]", limit: float) -> "Figure":
+def training_lines(rows: "list[StepRecord]", limit: float) -> "Figure":
     """Of each step: the learning rate, the gradient's norm with the limit, the loss."""
     import matplotlib.pyplot as plt
 

@@ -116,7 +116,7 @@ def measured_plans(rows: list[dict[str, Any]]) -> "Figure":
     for name, field, colour in (("predicted", "predicted", GREY), ("measured", "median", BLUE)):
         axes.scatter([row[field] for row in rows], range(len(rows)), s=45, color=colour, zorder=2,
                      label=name)
-    ticks = (1, 2, 3, 4, 5)
+    ticks = (0.5, 1, 2, 3, 4, 5)
     axes.set_xscale("log")
     axes.set_xticks(ticks, map(str, ticks))
     axes.minorticks_off()
@@ -139,8 +139,8 @@ def serving_lines(lines: dict[int, list[tuple[float, float]]]) -> "Figure":
     for (tp, pairs), colour in zip(lines.items(), (INK, GREY, BLUE, RED), strict=False):
         user, gpu = np.array(pairs).T
         axes.plot(user, gpu, ".-", color=colour, lw=1.2, ms=4)
-        axes.annotate(f"tp {tp}", (user[0], gpu[0]), xytext=(5, 0), fontsize=9, color=colour,
-                      textcoords="offset points", bbox=BEHIND)
+        axes.annotate(f"tp {tp}", (user[0], gpu[0]), xytext=(-5, 0), ha="right", va="center",
+                      fontsize=9, color=colour, textcoords="offset points", bbox=BEHIND)
     axes.set(xlabel="tokens a second of one user", ylabel="tokens a second of a GPU",
              yscale="log")
     axes.yaxis.set_major_formatter("{x:g}")

@@ -150,6 +150,7 @@ def ring_and_tree(n: int, sizes: list[int], seconds: dict[str, list[float]], alp
     they cross.
     """
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator
 
     figure, axes = plt.subplots(figsize=(7.5, 3.6), layout="constrained")
     x = np.geomspace(min(sizes), max(sizes), 100)
@@ -165,6 +166,7 @@ def ring_and_tree(n: int, sizes: list[int], seconds: dict[str, list[float]], alp
         axes.annotate(f"{S / 1e3:,.0f} kB", (S, 0.03), xycoords=("data", "axes fraction"),
                       xytext=(4, 0), textcoords="offset points", color=GREY)
     axes.set(xlabel="bytes of the array", ylabel="ms")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter("")
     axes.grid(which="major", color="#eaeef2")

@@ -71,8 +71,10 @@ def draw_line(axes: "Axes", y: float, z: np.ndarray, u: float) -> None:
         dark = token == draw(z, u)
         axes.barh(y, share, 0.62, left=begin, color=BLUE if dark else PALE, edgecolor="white")
         if share > 0.04:
+            narrow = share < 0.1
             axes.text(begin + share / 2, y, f"token {token}\n{share:.2f}", ha="center",
-                      va="center", fontsize=8, color="white" if dark else INK)
+                      va="center", fontsize=7 if narrow else 8, rotation=90 if narrow else 0,
+                      color="white" if dark else INK)
         begin += share
 
 

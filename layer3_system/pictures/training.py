@@ -9,7 +9,7 @@ from lab.plots import BLUE, GREY, INK, RED, closed
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from day01_roofline import Llama
+    from day01_roofline import LlamaShape
 
 SHADES = {"weights": "#0a3069", "gradients": RED, "optimiser": "#54aeff"}
 PALE = "#d0d7de"
@@ -38,7 +38,7 @@ def state_copies(n: int) -> "Figure":
     return closed(figure)
 
 
-def stage_bars(models: "list[tuple[Llama, int]]") -> "Figure":
+def stage_bars(models: "list[tuple[LlamaShape, int]]") -> "Figure":
     """GB that a rank keeps at each stage of ZeRO, a panel for each (model, ranks); the line is what
     a GPU has. Activations are not counted."""
     import matplotlib.pyplot as plt
@@ -57,7 +57,8 @@ def stage_bars(models: "list[tuple[Llama, int]]") -> "Figure":
                          label=None if stage else part)
                 bottom += height
             axes.annotate(f"{size:,.0f}", (stage, size), xytext=(0, 3), ha="center", fontsize=9,
-                          textcoords="offset points", color=RED if size > GPU else INK)
+                          textcoords="offset points", color=RED if size > GPU else INK,
+                          bbox={"fc": "white", "ec": "none", "pad": 0.5})
         axes.axhline(GPU, color=GREY, lw=1, ls="--")
         axes.annotate(f"{GPU} GB", (3.5, GPU), xytext=(3, 0), textcoords="offset points",
                       va="center", fontsize=8, color=GREY, annotation_clip=False)

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from lab import device
 from layer2_graph.models import SMALL
 from layer3_system.rl import split
-from layer3_system.rl.loop import Learning, LearningError, Options, Parts, Row
+from layer3_system.rl.loop import Learning, LearningError, Options, Parts, UpdateRecord
 
 MODELS = {"draft": SMALL.parent / "draft", "small": SMALL}
 AGES = {"turns": 0, "split": 1}         # updates between the weights that write and that learn
@@ -44,7 +44,7 @@ def run_on_ranks(options: argparse.Namespace) -> None:
     dist.init_process_group("gloo")
     rewards: list[list[float]] = []
 
-    def report(row: Row) -> None:
+    def report(row: UpdateRecord) -> None:
         show(row)
         rewards.append(row.rewards)
 
@@ -57,7 +57,7 @@ def run_on_ranks(options: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
-def show(row: Row) -> None:
+def show(row: UpdateRecord) -> None:
     print(f"update {row.step:3}  reward {row.reward:.2f}  gap {row.gap:.1e}  dead {row.dead}",
           flush=True)
 

@@ -54,7 +54,7 @@ class Options:
     roles: tuple[str, ...] = ROLES
 
 
-class Row(NamedTuple):
+class UpdateRecord(NamedTuple):
     """What a step did. rewards: the mean of each question.  seconds: of this process, to write and
     to learn"""
 
@@ -122,7 +122,7 @@ class Learning:
             self.written += 1
         return self.waiting.popleft()
 
-    def step(self) -> Row:
+    def step(self) -> UpdateRecord:
         """Write, judge, learn, deliver. LearningError where the gap or the rewards forbid it."""
         began = time.process_time()
         answers = self.write()
@@ -134,7 +134,7 @@ class Learning:
         self.answers = answers
         dead = int((rewards == rewards[:, :1]).all(1).sum())
         self.watch(gap, answers, dead)
-        return Row(self.steps, rewards.mean(1).tolist(), gap, loss, dead,
+        return UpdateRecord(self.steps, rewards.mean(1).tolist(), gap, loss, dead,
                    (written - began, time.process_time() - written))
 
     def learn(self, answers: list[Answer], rewards: Tensor) -> tuple[float, float]:

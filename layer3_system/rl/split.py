@@ -22,7 +22,7 @@ from torch import Tensor
 from layer2_graph import Config, Tokenizer, read_config, read_weights
 from layer2_graph.models import SMALL
 from layer3_system.rl.layout import Piece, Place, matrices, moved, part, serving_layout, window
-from layer3_system.rl.loop import Learning, Options, Parts, Row
+from layer3_system.rl.loop import Learning, Options, Parts, UpdateRecord
 from layer3_system.rl.roles import Answer, Rollout
 from layer3_system.s32_rl_placement import apply_plan, reshard_plan
 
@@ -145,7 +145,7 @@ def write_all(options: Options, updates: int, folder: Path) -> None:
 
 
 def run(options: Options, parts: Parts, updates: int,
-        report: Callable[[Row], None], folder: Path = DRAFT) -> Learner | None:
+        report: Callable[[UpdateRecord], None], folder: Path = DRAFT) -> Learner | None:
     """Some updates, by two ranks that both call it. The rank that learns reports each, and gets its
     Learner at the end; the other gets None. ValueError unless there are two ranks"""
     if dist.get_world_size() != 2:

@@ -6,6 +6,7 @@ If the engine thread would sleep for ever, Asleep is raised.
 import asyncio
 import queue
 from collections import deque
+from copy import deepcopy
 from dataclasses import asdict, is_dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -26,6 +27,7 @@ class Mailbox:
         self.letters = deque()
         self.later = deque()
         self.slept = 0
+        self.waited = False             # in vain, for as long as was said
 
     def put(self, letter):
         self.letters.append(letter)
@@ -39,6 +41,9 @@ class Mailbox:
     def get(self, block=True, timeout=None):
         if not self.letters:
             if not block:
+                raise queue.Empty
+            if timeout is not None and not self.waited:
+                self.waited = True
                 raise queue.Empty
             if not self.later:
                 raise Asleep("it waits for a letter that will never come")
@@ -145,8 +150,10 @@ class ByHand:
 
 
 def attempt(function, *args):
-    """{"value": what it returns}, {"returned": the class of an exception that it returns}, or of
-    the error that a client gets {"status", "field", "text", "headers"}."""
+    """{"value": what it returns}, {"returned": the class of an exception that it returns}, {"left":
+    what it has made of its arguments}, or of the error that a client gets {"status", "field",
+    "text", "headers"}."""
+    before = deepcopy(args)
     try:
         value = function(*args)
     except Exception as error:
@@ -154,6 +161,8 @@ def attempt(function, *args):
             raise
         return {"status": error.status, "field": error.field, "text": str(error),
                 "headers": dict(error.headers)}
+    if args != before:
+        return {"left": args}
     if isinstance(value, Exception):
         return {"returned": type(value).__name__}
     return {"value": asdict(value) if is_dataclass(value) else value}

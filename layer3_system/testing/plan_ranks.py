@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from day01_roofline import Llama
+from day01_roofline import LlamaShape
 from layer3_system.context import Attend, zigzag
 from layer3_system.pipeline import Stage, run_schedule, split_layers
 from layer3_system.planner import TrainingPlan
@@ -36,7 +36,7 @@ CAPACITY = 600_000      # numbers in a bucket of gradients
 Step = Callable[[], float]                      # a step of training on this rank: the loss
 
 
-def draw_batch(m: Llama, batch: int, T: int) -> tuple[Tensor, Tensor]:
+def draw_batch(m: LlamaShape, batch: int, T: int) -> tuple[Tensor, Tensor]:
     """Tokens and targets, 2 × (batch, T), the same on every rank."""
     lines = torch.randint(m.V, (batch, T + 1), generator=torch.Generator().manual_seed(SEED))
     return lines[:, :-1], lines[:, 1:]
@@ -55,7 +55,7 @@ class RingLayer(TrainLayer):
 class PlanLlama(TrainLlama):
     """With a head of its own, so that it can be cut in stages. The same weights on every rank."""
 
-    def __init__(self, m: Llama, kind: type[TrainLayer] = TrainLayer) -> None:
+    def __init__(self, m: LlamaShape, kind: type[TrainLayer] = TrainLayer) -> None:
         torch.manual_seed(SEED)
         super().__init__(m)
         for i, layer in enumerate(self.layers):
@@ -87,7 +87,7 @@ def update(parameters: list[Tensor], state: Adam, copies: list[int]) -> None:
 # ---- DP with a stage of ZeRO, and CP
 
 
-def by_data(m: Llama, plan: TrainingPlan, tokens: Tensor, targets: Tensor) -> Step:
+def by_data(m: LlamaShape, plan: TrainingPlan, tokens: Tensor, targets: Tensor) -> Step:
     """s21: each rank has sequences of its own; or, with cp, s25's part of each."""
     r = dist.get_rank()
     if plan.cp > 1:
@@ -117,12 +117,16 @@ class TensorLayer(TrainLayer):
         return ScatterTokens.apply(block(y.transpose(0, 1)).transpose(0, 1).contiguous())
 
 
+def band_shape(m: LlamaShape, n: int) -> LlamaShape:
+    """What one of n ranks has of a Llama: heads, width of the MLP, vocabulary."""
+    return replace(m, H=m.H // n, G=m.G // n, F=m.F // n, V=m.V // n)
+
+
 class TensorLlama(TrainLlama):
     """This rank's bands of a PlanLlama."""
 
-    def __init__(self, m: Llama) -> None:
-        n = dist.get_world_size()
-        super().__init__(replace(m, H=m.H // n, G=m.G // n, F=m.F // n, V=m.V // n))
+    def __init__(self, m: LlamaShape) -> None:
+        super().__init__(band_shape(m, dist.get_world_size()))
         self.layers = nn.ModuleList(TensorLayer(layer.m) for layer in self.layers)
         self.load_state_dict({name: band(name, w) for name, w in
                               PlanLlama(m).state_dict().items()})
@@ -151,7 +155,7 @@ def band(name: str, weight: Tensor) -> Tensor:
     return weight.chunk(dist.get_world_size(), dim)[dist.get_rank()]
 
 
-def by_tensors(m: Llama, plan: TrainingPlan, tokens: Tensor, targets: Tensor) -> Step:
+def by_tensors(m: LlamaShape, plan: TrainingPlan, tokens: Tensor, targets: Tensor) -> Step:
     """s22: bands of every matrix, with sequence parallelism."""
     model = TensorLlama(m)
     parameters: list[Tensor] = list(model.parameters())
@@ -189,7 +193,7 @@ class Part(nn.Module):
 cross_entropies = partial(F.cross_entropy, reduction="sum")     # (T_j, V), (T_j,) -> ()
 
 
-def by_stages(m: Llama, plan: TrainingPlan, tokens: Tensor, targets: Tensor) -> Step:
+def by_stages(m: LlamaShape, plan: TrainingPlan, tokens: Tensor, targets: Tensor) -> Step:
     """s23: layers in stages, and micro-batches by 1F1B."""
     r = dist.get_rank()
     batch, T = tokens.shape
@@ -215,7 +219,7 @@ def by_stages(m: Llama, plan: TrainingPlan, tokens: Tensor, targets: Tensor) -> 
     return step
 
 
-def make_step(m: Llama, plan: TrainingPlan, batch: int, T: int) -> Step:
+def make_step(m: LlamaShape, plan: TrainingPlan, batch: int, T: int) -> Step:
     """The step of a plan on this rank, one of all. ValueError for a plan of two kinds."""
     kinds = [size for size in (plan.dp, plan.tp, plan.pp, plan.cp) if size > 1]
     if kinds != [dist.get_world_size()]:
@@ -227,5 +231,5 @@ def make_step(m: Llama, plan: TrainingPlan, batch: int, T: int) -> Step:
 
 def losses(m: tuple, plan: tuple, batch: int, T: int, count: int) -> list[float]:
     """Of some steps. m, plan: the fields of a Llama and of a TrainingPlan, in order"""
-    step = make_step(Llama(*m), TrainingPlan(*plan), batch, T)
+    step = make_step(LlamaShape(*m), TrainingPlan(*plan), batch, T)
     return [step() for _ in range(count)]

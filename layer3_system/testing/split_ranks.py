@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from layer3_system.rl.layout import matrices, part, serving_layout, window
-from layer3_system.rl.loop import Options, Parts, Row
+from layer3_system.rl.loop import Options, Parts, UpdateRecord
 from layer3_system.rl.split import deliver, half, run
 from layer3_system.testing.reshard_ranks import SHAPE
 from layer3_system.training.llama import new_weights
@@ -14,7 +14,7 @@ from layer3_system.training.llama import new_weights
 def learn(updates: int) -> list[tuple[list[float], float, float]]:
     """(rewards, gap, loss) of each update, on the rank that learns."""
     torch.set_num_threads(1)
-    rows: list[Row] = []
+    rows: list[UpdateRecord] = []
     learner = run(Options(G=4, roles=("painter", "farmer")), Parts(), updates, rows.append)
     assert (learner is None) == (not rows)
     return [(row.rewards, row.gap, row.loss) for row in rows]

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from day01_roofline import Llama
+from day01_roofline import LlamaShape
 from day02_overview.autograd_memory import TorchLayer, TorchLlama
 
-MODEL = Llama("training", L=2, C=64, H=4, G=2, D=16, F=128, V=257, tied=True)
+MODEL = LlamaShape("training", L=2, C=64, H=4, G=2, D=16, F=128, V=257, tied=True)
 IGNORED = -100          # the target of padding, which has no loss
 
 
@@ -58,7 +58,7 @@ class TrainLayer(TorchLayer):
 class TrainLlama(TorchLlama):
     """A batch is (tokens, targets), padded with IGNORED in the targets."""
 
-    def __init__(self, m: Llama = MODEL) -> None:
+    def __init__(self, m: LlamaShape = MODEL) -> None:
         super().__init__(m)
         self.layers = nn.ModuleList(TrainLayer(m) for _ in range(m.L))
         for p in self.parameters():

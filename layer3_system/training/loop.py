@@ -35,7 +35,7 @@ class Options:
     decay: float = 0.1
 
 
-class Row(NamedTuple):
+class StepRecord(NamedTuple):
     """What a step did. loss: mean of its tokens.  rate: of learning.  norm: before clipping."""
 
     step: int
@@ -85,7 +85,7 @@ class Training:
         self.skipped = 0                        # of them, since a scaled gradient overflowed
         self.calm = 0                           # since the scale changed
 
-    def step(self) -> Row:
+    def step(self) -> StepRecord:
         """One step. TrainingError where the loss or a gradient is not a number."""
         o = self.options
         batches = [self.loader.next() for _ in range(o.parts)]
@@ -101,7 +101,7 @@ class Training:
             self.skipped += 1
         self.rescale(finite)
         self.done += 1
-        return Row(self.done - 1, loss, lr, norm, tokens)
+        return StepRecord(self.done - 1, loss, lr, norm, tokens)
 
     def rescale(self, finite: bool) -> None:
         """Halve the loss scale after an overflow, double it after CALM steps without one."""
@@ -122,7 +122,7 @@ class Training:
                     o.betas, o.eps, o.decay if decayed(w) else 0.0)
         self.model.round()
 
-    def run(self, report: Callable[[Row], None] | None = None) -> list[Row]:
+    def run(self, report: Callable[[StepRecord], None] | None = None) -> list[StepRecord]:
         """All steps that are left."""
         rows = []
         while self.done < self.options.steps:

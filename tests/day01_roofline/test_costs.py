@@ -8,7 +8,7 @@ import pytest
 
 from day01_roofline import (
     LLAMAS,
-    Llama,
+    LlamaShape,
     attended,
     count_bytes,
     count_conv,
@@ -21,7 +21,8 @@ from day01_roofline import (
 )
 
 H100 = 989e12, 3.35e12          # FLOP/s, byte/s
-RAGGED = (Llama("", 13, 357, 21, 3, 11, 37, 101, False), Llama("", 2, 12, 3, 1, 4, 17, 29, True))
+RAGGED = (LlamaShape("", 13, 357, 21, 3, 11, 37, 101, False),
+          LlamaShape("", 2, 12, 3, 1, 4, 17, 29, True))
 # As the models' own pages state them, exactly.
 PUBLISHED = {"SmolLM-135M": 134_515_008, "Llama-3.2-1B": 1_235_814_400,
              "Llama-3.1-8B": 8_030_261_248, "Llama-3.1-70B": 70_553_706_496}

@@ -152,7 +152,7 @@ def test_count_parameters(subject, agree, rng):
     earlier = parameters(RAGGED[0])
     for m in (*shapes(rng), LLAMA_8B):
         want = parameters(m)
-        answer = subject.count_parameters(subject.Llama("", *m))
+        answer = subject.count_parameters(subject.LlamaShape("", *m))
         assert not (m.tied and isinstance(answer, dict)) or "lm_head" in answer, mistake(
             "no_tied_key", 'count_parameters: the key "lm_head" is missing for a tied model; '
                            'expected 0 there')
@@ -234,7 +234,8 @@ def test_predict_mlp_share(subject):
 def test_count_flops(subject, agree, rng, B, T, N):
     for m in (*shapes(rng), LLAMA_8B):
         want = flops(m, B, T, N)
-        got = row(subject.count_flops(subject.Llama("", *m), B, T, N), OPERATIONS, "count_flops")
+        got = row(subject.count_flops(subject.LlamaShape("", *m), B, T, N), OPERATIONS,
+                  "count_flops")
         agree(got, list(want.values()), what=f"FLOPs of a step of B={B} T={T} N={N} by {sizes(m)}",
               at=lambda i: OPERATIONS[i[0]],
               mistakes=with_changes(want, flops_wrong(m, B, T, N, want)))
@@ -308,7 +309,7 @@ def test_kv_bytes_per_token(subject, agree, rng):
     for m in (*shapes(rng), LLAMA_8B):
         for itemsize in (16, 4, 2, 1):      # with 16 first: 2 for 4 looks like keys alone
             want = itemsize * prod((m.L, 2, m.G, m.D))
-            agree(subject.kv_bytes_per_token(subject.Llama("", *m), itemsize), want,
+            agree(subject.kv_bytes_per_token(subject.LlamaShape("", *m), itemsize), want,
                   what=f"KV bytes a token, {itemsize} bytes a number, of {sizes(m)}", mistakes={
                 "no_values": ("keys are kept and values are not", want // 2),
                 "h_keys": ("a key is kept for each of the H query heads; the keys have G",
@@ -333,7 +334,7 @@ def test_kv_bytes_per_token(subject, agree, rng):
 def test_count_bytes(subject, agree, rng, B, T, N):
     for m, itemsize in zip((*shapes(rng), LLAMA_8B), (16, 4, 1, 2), strict=True):
         want = moved(m, B, T, N, itemsize)
-        got = subject.count_bytes(subject.Llama("", *m), B, T, N, itemsize)
+        got = subject.count_bytes(subject.LlamaShape("", *m), B, T, N, itemsize)
         rows = row(got, OPERATIONS, "count_bytes")
         for name, kinds in zip(OPERATIONS, rows, strict=True):
             assert isinstance(kinds, (tuple, list)) and len(kinds) == 3, mistake("no_three", (
@@ -581,7 +582,7 @@ def test_torch_agrees(subject, m):
     B, N = 3, 9
     weights = [(part, torch.zeros(shape)) for part, shape in tensors(m)]
     assert sum(w.numel() for _, w in weights) == sum(
-        subject.count_parameters(subject.Llama("", *m)).values())
+        subject.count_parameters(subject.LlamaShape("", *m)).values())
     x, q = torch.zeros(B, m.C), torch.zeros(B, m.H, 1, m.D)
     k = torch.zeros(B, m.G, N, m.D).repeat_interleave(m.H // m.G, 1)        # (B, H, N, D)
     with FlopCounterMode(display=False) as counter:
@@ -591,5 +592,5 @@ def test_torch_agrees(subject, m):
         for _ in range(m.L):
             (q @ k.transpose(2, 3)) @ k
         x @ weights[0][1].T                                                 # lm_head, tied or not
-    got = subject.count_flops(subject.Llama("", *m), B, 1, N)
+    got = subject.count_flops(subject.LlamaShape("", *m), B, 1, N)
     assert sum(got.values()) == counter.get_total_flops()

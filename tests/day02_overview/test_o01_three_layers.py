@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 import pytest
 
-from day01_roofline import Llama, count_bytes, count_flops
+from day01_roofline import LlamaShape, count_bytes, count_flops
 from day02_overview import TRACE
 from lab import course
 from lab.judge.mistakes import mistake, raises
@@ -484,7 +484,7 @@ def test_the_record_is_of_two_requests_of_which_one_comes_while_the_other_decode
 def test_the_counts_of_the_record_are_those_of_day_1():
     """r03 counts one product for q, k and v, and one for gate and up; here each reads x itself."""
     m, size = RECORD["model"], RECORD["model"]["itemsize"]
-    shape = Llama(m["name"], *(m[letter] for letter in "LCHGDFV"), m["tied"])
+    shape = LlamaShape(m["name"], *(m[letter] for letter in "LCHGDFV"), m["tied"])
     N = {}
     for i, pairs in zip(STEPS, RECORD["batches"], strict=True):
         batch, total = dict(pairs), sum(T for _, T in pairs)

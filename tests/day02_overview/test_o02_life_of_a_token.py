@@ -338,7 +338,7 @@ class Given:
         self.w = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
         angle = np.arange(old + T + 2)[:, None] * 1e4 ** (-np.arange(0, D, 2) / D)
         self.layer = subject.Layer(**self.w)
-        self.model = subject.Llama(D, self.eps, np.cos(angle), np.sin(angle), np.zeros((1, C)),
+        self.model = subject.NumpyLlama(D, self.eps, np.cos(angle), np.sin(angle), np.zeros((1, C)),
                                    [self.layer], np.ones(C), np.zeros((1, C)))
         self.positions = np.arange(old, old + T)
         self.x = rng.standard_normal((T, C))

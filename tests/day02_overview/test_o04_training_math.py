@@ -21,7 +21,7 @@ KEPT = ("x", "scale", "normed", "y", "q", "k", "v", "lse", "mixed", "x2", "scale
 
 
 def given(subject, m):
-    return subject.make("day01_roofline:Llama", "", *m)
+    return subject.make("day01_roofline:LlamaShape", "", *m)
 
 
 def named(m, B, T):

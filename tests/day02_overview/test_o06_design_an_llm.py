@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from day01_roofline import Llama, count_parameters, kv_bytes_per_token
+from day01_roofline import LlamaShape, count_parameters, kv_bytes_per_token
 from day02_overview import Budget, Design, Recipe, rank_shape, recipes, shape_faults
 from day02_overview.o04_training_math import peak_activations, state_bytes, training_flops
 from day02_overview.o05_scaling_laws import HOFFMANN, REFIT, best_split, effective_parameters
@@ -18,7 +18,7 @@ from lab.judge.subject import Raised
 
 LAWS = {"Hoffmann": HOFFMANN, "the refit": REFIT}
 # No two sizes alike, H · D not C, and what tp divides is divisible by 4.
-RAGGED = Llama("", 5, 40, 12, 4, 7, 44, 132, False)
+RAGGED = LlamaShape("", 5, 40, 12, 4, 7, 44, 132, False)
 SMALL = Budget(W=16, days=3, batch=16 * 24 * 96, context=1000, serving_memory=1e9, T=96, V=132,
                memory=1e9, peak=3e12, mfu=0.3, inside=4e9, across=7e8)
 WEEK = Budget(W=64, days=7, batch=2 ** 22, context=2 ** 17, serving_memory=24e9)
@@ -38,7 +38,7 @@ def words_of(recipe, experts):
 
 
 def llama(side, m):
-    return side.make("day01_roofline:Llama", *astuple(m))
+    return side.make("day01_roofline:LlamaShape", *astuple(m))
 
 
 def on(side, budget, m, experts, recipe):
@@ -47,7 +47,7 @@ def on(side, budget, m, experts, recipe):
 
 
 def local(handle):
-    return Llama(*(getattr(handle, k) for k in (
+    return LlamaShape(*(getattr(handle, k) for k in (
         "name", "L", "C", "H", "G", "D", "F", "V", "tied")))
 
 
@@ -262,7 +262,7 @@ def nearest_depths(N, V, queries):
             each, rest = matrices + 3 * C * F + 2 * C, 2 * V * C + C
             L = min(max(round((N - rest) / each), -(-C // 160)), C // 48)
             rows.append((abs((L * each + rest) / N - 1), abs(C / L - 128),
-                         Llama("", L, C, C // 128, C // 128 // queries, 128, F, V, False)))
+                         LlamaShape("", L, C, C // 128, C // 128 // queries, 128, F, V, False)))
     return rows
 
 
@@ -313,20 +313,20 @@ def test_stored_parameters(subject, agree, experts):
 
 
 STORED = {
-    "a single layer, no second one": (Llama("", 1, 40, 12, 4, 7, 44, 132, False), 8),
-    "two layers": (Llama("", 2, 40, 12, 4, 7, 44, 132, False), 8),
-    "three layers": (Llama("", 3, 40, 12, 4, 7, 44, 132, False), 8),
-    "a tied head": (Llama("", 6, 40, 12, 4, 7, 44, 132, True), 3),
-    "a tied head, one expert": (Llama("", 6, 40, 12, 4, 7, 44, 132, True), 1),
-    "the smallest of all": (Llama("", 1, 1, 1, 1, 1, 1, 1, False), 1),
+    "a single layer, no second one": (LlamaShape("", 1, 40, 12, 4, 7, 44, 132, False), 8),
+    "two layers": (LlamaShape("", 2, 40, 12, 4, 7, 44, 132, False), 8),
+    "three layers": (LlamaShape("", 3, 40, 12, 4, 7, 44, 132, False), 8),
+    "a tied head": (LlamaShape("", 6, 40, 12, 4, 7, 44, 132, True), 3),
+    "a tied head, one expert": (LlamaShape("", 6, 40, 12, 4, 7, 44, 132, True), 1),
+    "the smallest of all": (LlamaShape("", 1, 1, 1, 1, 1, 1, 1, False), 1),
     "more than 2^31 of everything": (
-        Llama("", 126, 2 ** 14, 128, 8, 128, 53_248, 3 * 10 ** 9, False), 64)}
+        LlamaShape("", 126, 2 ** 14, 128, 8, 128, 53_248, 3 * 10 ** 9, False), 64)}
 
 
 def shape(rng):
     """A Llama of drawn sizes; what tp divides is divisible by 4."""
     L, G, D, F, V = rng.integers(2, 90, 5).tolist()
-    return Llama("", L, int(rng.integers(8, 999)), 8 * G, 4 * G, D, 4 * F, 4 * V, False)
+    return LlamaShape("", L, int(rng.integers(8, 999)), 8 * G, 4 * G, D, 4 * F, 4 * V, False)
 
 
 def test_stored_parameters__unseen(subject, agree, rng):
@@ -562,7 +562,8 @@ def best_of_search(budget):
     for C in range(2048, 8193, 1024):
         for ratio, F, queries in product((56, 72, 96, 128, 152), (
                 -(-8 * C // 768) * 256, 3 * C, 7 * C // 2), (4, 8)):
-            m = Llama("", C // ratio, C, C // 128, C // 128 // queries, 128, F, budget.V, False)
+            m = LlamaShape("", C // ratio, C, C // 128, C // 128 // queries, 128, F, budget.V,
+                           False)
             for experts in [e for e in (1, 2, 4, 8) if e <= budget.experts]:
                 best = min([best, *plans_of(budget, m, experts)], key=lambda pair: pair[0])
     return best

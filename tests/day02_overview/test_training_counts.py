@@ -4,12 +4,13 @@ import json
 
 import torch
 
-from day01_roofline import Llama, count_parameters
+from day01_roofline import LlamaShape, count_parameters
 from day02_overview import autograd_memory as memory
 from day02_overview import more_bytes, rounds, wire_bytes
 
 # No two sizes alike, H more than G, H · D not C.
-RAGGED = (Llama("", 3, 10, 6, 2, 7, 11, 13, False), Llama("", 2, 12, 3, 1, 4, 17, 29, True))
+RAGGED = (LlamaShape("", 3, 10, 6, 2, 7, 11, 13, False),
+          LlamaShape("", 2, 12, 3, 1, 4, 17, 29, True))
 
 
 def test_tokens_of_experts_and_shards_of_a_context_are_sent_as_often_as_more_bytes_says():

@@ -179,7 +179,6 @@ LONG_GRADERS = {
     "tests/layer1_kernels/test_k18_flash_backward.py": 733,
     "tests/layer2_graph/test_g05_fused_llama.py": 673,
     "tests/layer3_system/test_s02_block_pool.py": 775,
-    "tests/layer3_system/test_s04_continuous_batching.py": 621,
     "tests/layer3_system/test_s07_engine.py": 956,
 }
 

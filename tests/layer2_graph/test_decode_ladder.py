@@ -117,7 +117,7 @@ def test_what_is_wrong_is_told_and_not_timed(plain_machine, monkeypatch, capsys)
     (0, 1.5, "bfloat16", "wrong after 0: gap 1.5"),
     (0, float("nan"), "float32", "wrong after 0: gap nan")])
 def test_the_verdict(same, gap, dtype, said):
-    row = comparison.Row("some", same=same, gap=gap)
+    row = comparison.RungResult("some", same=same, gap=gap)
     assert verdict(row, dtype) == said
     assert comparison.wrong(row, dtype) == said.startswith("wrong")
 

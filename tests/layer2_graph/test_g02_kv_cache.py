@@ -337,7 +337,7 @@ def test_cache_outweighs(subject, truth, name, N):
     def smallest(weights, each=each):
         return -(-weights // each)
 
-    shape = subject.make("day01_roofline:Llama", **asdict(m))
+    shape = subject.make("day01_roofline:LlamaShape", **asdict(m))
     want, got = smallest(read * itemsize), subject.cache_outweighs(shape, N, itemsize)
     assert isinstance(got, int), f"cache_outweighs: a batch is a whole number, got {got!r}"
     mistakes = {
@@ -405,7 +405,7 @@ def test_cache_outweighs__hard(subject, rng):
         drawn.append((f"a small shape {(L, C, 2 * G, G, D, F, V)}",
                       ((L, C, 2 * G, G, D, F, V, False), N)))
     for what, (sizes, N) in [*BATCHED.items(), *drawn]:
-        shape = subject.make("day01_roofline:Llama", "", *sizes)
+        shape = subject.make("day01_roofline:LlamaShape", "", *sizes)
         L, _, _, G, D, *_ = sizes
         weights, each = weights_read(*sizes), N * L * 2 * G * D
         for itemsize in (2, 1, 4, 8) if what in BATCHED else (2,):
@@ -433,7 +433,7 @@ def test_cache_outweighs__unseen(unseen, rng):
     for N, itemsize in zip(rng.integers(1, 10**5, 3).tolist(), (1, 2, 4), strict=True):
         L, C, G, D, F, V = rng.integers(1, 5000, 6).tolist()
         unseen("cache_outweighs", lambda side, sizes=(L, C, 2 * G, G, D, F, V, False): side.make(
-            "day01_roofline:Llama", "", *sizes), N, itemsize, precision="exact",
+            "day01_roofline:LlamaShape", "", *sizes), N, itemsize, precision="exact",
             shown=f"L={L} C={C} G={G} D={D} F={F} V={V}, {N}, {itemsize}")
 
 

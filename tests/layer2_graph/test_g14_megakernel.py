@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from day02_overview import NUMPY, Cache, Llama, forward, load_nano
+from day02_overview import NUMPY, Cache, NumpyLlama, forward, load_nano
 from day02_overview.o02_life_of_a_token import Layer
 from lab import simulator
 from lab.judge.mistakes import mistake, named, raises, same_report
@@ -89,7 +89,7 @@ def tiny(rng, m):
                     matrix(m.G * m.D, m.C), matrix(m.C, m.H * m.D), 1 + matrix(m.C),
                     matrix(m.F, m.C), matrix(m.F, m.C), matrix(m.C, m.F)) for _ in range(m.L)]
     angle = np.arange(m.R)[:, None] * 0.3 ** np.arange(m.D // 2)
-    return Llama(m.D, 1e-5, np.cos(angle), np.sin(angle), matrix(m.V, m.C), layers,
+    return NumpyLlama(m.D, 1e-5, np.cos(angle), np.sin(angle), matrix(m.V, m.C), layers,
                  1 + matrix(m.C), matrix(m.V, m.C))
 
 

@@ -348,7 +348,7 @@ def test_what_is_measured_gives_the_same_scores(triton_on_the_cpu, monkeypatch):
     """Every way of the bench, in the simulator; nothing is timed."""
     import day01_roofline as day1
 
-    tiny = day1.Llama("tiny", L=1, C=32, H=2, G=1, D=16, F=32, V=48, tied=True)
+    tiny = day1.LlamaShape("tiny", L=1, C=32, H=2, G=1, D=16, F=32, V=48, tied=True)
     monkeypatch.setitem(day1.LLAMAS, "tiny", tiny)
     monkeypatch.setattr(day1, "measure_side_by_side", lambda found: found)
     for flops, moved, ways in bench("tiny", (2,), 4, "cpu").values():

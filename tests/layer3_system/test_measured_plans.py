@@ -5,17 +5,19 @@ from dataclasses import astuple, replace
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from day01_roofline import Llama
+from day01_roofline import LlamaShape
 from lab import course
 from lab.judge.failures import Raised
 from lab.judge.isolate import running
 from layer3_system.bench import s26_planner as bench
+from layer3_system.plan_costs import step_flops
 from layer3_system.planner import Architecture, Cluster, TrainingPlan, plan_faults
 from layer3_system.s26_planner import rank_bytes
 from layer3_system.testing.plan_ranks import PlanLlama, draw_batch
 
-SHAPE = Llama("toy", L=4, C=32, H=4, G=4, D=8, F=48, V=64, tied=False)
+SHAPE = LlamaShape("toy", L=4, C=32, H=4, G=4, D=8, F=48, V=64, tied=False)
 BATCH = 8
 T = 16
 PLANS = [*(TrainingPlan(4, zero=zero, B=2) for zero in range(4)), TrainingPlan(1, tp=4, B=8),
@@ -78,6 +80,15 @@ def test_numbers_of_four_bytes_are_predicted():
     assert seconds["tp"] == pytest.approx(m.L * 4 * 2 * 3 / 4 * 4 * 8 * bench.T * m.C / 1e6)
 
 
+def test_a_layer_of_each_kind_is_timed_without_messages(monkeypatch):
+    monkeypatch.setattr(bench, "SHAPE", SHAPE)
+    monkeypatch.setattr(bench, "T", T)
+    rates = bench.layer_rates(1)
+    assert set(rates) == {bench.kind_of(plan) for plan in bench.PLANS.values()}
+    assert min(rates.values()) > 0
+    assert not dist.is_initialized()
+
+
 def test_the_record_is_of_these_plans():
     """Its correlations are those of its rows."""
     record = json.loads(bench.RECORD.read_text("utf-8"))
@@ -85,7 +96,11 @@ def test_the_record_is_of_these_plans():
     assert {row["plan"] for row in rows} == set(bench.PLANS)
     assert record["shape"] == list(astuple(bench.SHAPE)) and record["T"] == bench.T
     for row in rows:
-        ways = bench.in_every_way(row["parts"], bench.PLANS[row["plan"]].zero)
+        plan = bench.PLANS[row["plan"]]
+        rate = record["FLOP/s of a rank"] * record["efficiency"][bench.kind_of(plan)]
+        flops = step_flops(Architecture(bench.SHAPE), bench.BATCH, bench.T, plan.recompute)
+        assert row["parts"]["compute"] == pytest.approx(flops / bench.W / rate)
+        ways = bench.in_every_way(row["parts"], plan.zero)
         assert {way: row[way] for way in bench.WAYS} == pytest.approx(ways)
     assert len(record["spearman"]) == 2 * len(bench.WAYS)
     for names, value in record["spearman"].items():
@@ -103,7 +118,7 @@ def test_published_plans_are_what_they_say():
         parameters = 12 * L * C**2 * (1 + 13 / (12 * C) + (51200 + 2048) / (12 * L * C))
         assert parameters / 1e9 == pytest.approx(size, abs=0.06)
         assert W * rate / 1e3 == pytest.approx(together, rel=0.005)
-        gpt = Architecture(Llama("GPT", L=L, C=C, H=H, G=H, D=C // H, F=C // 3 * 8, V=51200,
+        gpt = Architecture(LlamaShape("GPT", L=L, C=C, H=H, G=H, D=C // H, F=C // 3 * 8, V=51200,
                                  tied=True))
         plan = TrainingPlan(W // (tp * pp), tp, pp, zero=0, recompute=True)
         assert not plan_faults(gpt, Cluster(W), plan, 2048, batch)

@@ -6,6 +6,7 @@ Cases carry the numbers of the course's list of what every engine must handle.
 from lab.judge.mistakes import mistake, named
 from lab.judge.subject import Raised
 from layer3_system import BlockPool, Drive, Scheduler
+from tests.layer3_system.oracle_s04_continuous_batching import SHORT_OF_PAGES, TURNS
 
 # ---- a scheduler and all around it
 
@@ -80,6 +81,12 @@ def situation(drive, seated, queue=()):
     for entry in queue:
         drive.add(*entry)
     return drive
+
+
+def stays_a_deque(drive, what):
+    assert type(drive.scheduler.waiting) is not list, mistake("list_queue", (
+        f"{what}: waiting is a list now. The scheduler needs a deque, with its two ends: change it "
+        f"in place."), "change it in place")
 
 
 def left_in(drive):
@@ -193,6 +200,8 @@ def test_Scheduler_admit_waiting(subject):
 
 def admit(subject, what, sizes, seated, queue, left, want, mistakes):
     drive = situation(played(subject, **sizes), seated, queue)
+    for name, *_ in queue:              # a request that was preempted is admitted as any other
+        subject.make("builtins:setattr", drive.requests[name], "preemptions", 2)
     counts = subject.make("collections:OrderedDict")
     for name, *_ in seated[:1]:         # running requests may be in the counts already
         counts.setdefault(drive.requests[name], 1)
@@ -211,6 +220,10 @@ def admit(subject, what, sizes, seated, queue, left, want, mistakes):
     assert waits == [e[0] for e in queue if e[0] not in want], (
         f"{what}: waiting is {names(waits)}. An admitted request leaves the queue; the others keep "
         f"their order.")
+    early = [name for name in want if drive.requests[name].num_computed]
+    assert not early, mistake("admit_adds", (
+        f"{what}: num_computed of {early[0]} has risen. `schedule` adds the tokens later: write "
+        f"them into `counts` alone."), "write them into `counts` alone")
     held = [name for name in waits if drive.requests[name].table]
     assert not held, mistake("admits_before_seats", (
         f"{what}: {names(held)} still wait, but hold pages. `admit` allocates them: call it only "
@@ -260,6 +273,10 @@ def test_Scheduler_preempt(subject):
     answer = victim.output              # three tokens of it are there
     with with_a_table():
         drive.scheduler.preempt(victim)
+    stays_a_deque(drive, "preempt")
+    assert len(victim.prompt) == 5, mistake("answer_in_prompt", (
+        f"preempt: the prompt had 5 tokens and has {len(victim.prompt)} now. `tokens` is already "
+        f"prompt and answer: leave both as they are."))
     assert drive.running == ["a"], mistake(
         "still_running", f"preempt: running is {names(drive.running)}. A preempted request no "
                          f"longer runs; all others do.")
@@ -339,10 +356,15 @@ def finish(subject, where):
                                         ("decoding", 5, 9, 7)], [("waiting", 4, 2), ("z", 4, 2)])
     request, held = drive.requests[where], drive.pool.used
     pages = len(request.table)
+    answer = request.output
     with named("one_list", f"finish: a request that is {where} is finished. Do you remove it from "
                            f"the list that it is in?", lambda error: isinstance(error, Raised)), \
             with_a_table():
         drive.scheduler.finish(request, "abort")
+    stays_a_deque(drive, "finish")
+    assert request.output == answer, mistake("answer_lost", (
+        f"finish: {len(request.output)} of the {len(answer)} tokens of its answer are left; the "
+        f"client has yet to read them."))
     left = [drive.running, drive.waiting]
     want = [[n for n in ("a", "mid-prompt", "decoding") if n != where],
             [n for n in ("waiting", "z") if n != where]]
@@ -434,64 +456,6 @@ def test_Scheduler_finish__unseen(subject, rng):
 
 # ---- Scheduler.schedule_running
 
-# name: (sizes, running, expected, mistakes); a request: (name, prompt, answer, computed)
-TURNS = {
-    "three requests decode": (
-        {}, [("a", 5, 9, 6), ("b", 3, 9, 3), ("c", 8, 9, 12)], {"a": 1, "b": 1, "c": 1}, {}),
-    "two requests decode, a prompt has 20 tokens left, budget 8": (
-        {"budget": 8}, [("a", 5, 9, 6), ("b", 3, 9, 3), ("c", 24, 9, 4)],
-        {"a": 1, "b": 1, "c": 6}, {
-            "one_token": ("The prompt gets one token as if it were decoding. It lacks 20, and the "
-                          "step has room for more.", {"a": 1, "b": 1, "c": 1}),
-            "kept_for_itself": ("One token of the budget stays unused: keep one back for each "
-                                "later request, not for the request itself.",
-                                {"a": 1, "b": 1, "c": 5}),
-            "equal_share": ("You give each at most an equal share of the budget. What one does not "
-                            "need goes to those after it.", {"a": 1, "b": 1, "c": 2}),
-            "over_budget": ("The last request gets all it lacks, which is more than is left.",
-                            {"a": 1, "b": 1, "c": 20}),
-            "left_constant": ("The sum exceeds the budget: subtract what each request gets.",
-                              {"a": 1, "b": 1, "c": 8})}),
-    "two prompts in chunks of 4, budget 7": (
-        {"budget": 7, "chunk": 4}, [("a", 24, 9, 8), ("b", 24, 9, 8)], {"a": 4, "b": 3}, {
-            "newest_first": ("The newest request is served first; serve the oldest first.",
-                             {"a": 3, "b": 4})}),
-    "a prompt with 20 tokens left is older than two decoding requests, budget 6": (
-        {"budget": 6}, [("a", 24, 9, 4), ("b", 5, 9, 6), ("c", 3, 9, 3)],
-        {"a": 4, "b": 1, "c": 1}, {
-            "takes_all": ("The first request takes everything, and those after it get nothing.",
-                          {"a": 6})}),
-    "one token for each": (
-        {"budget": 3, "max_seqs": 3}, [("a", 24, 9, 4), ("b", 24, 9, 4), ("c", 24, 9, 4)],
-        {"a": 1, "b": 1, "c": 1}, {}),
-    "the oldest lacks exactly what is left, budget 9": (
-        {"budget": 9}, [("a", 24, 9, 16), ("b", 5, 9, 6)], {"a": 8, "b": 1}, {}),
-    "the oldest lacks one more than is left, budget 9": (
-        {"budget": 9}, [("a", 25, 9, 16), ("b", 5, 9, 6)], {"a": 8, "b": 1}, {
-            "kept_for_itself": ("One token of the budget stays unused: keep one back for each "
-                                "later request, not for the request itself.", {"a": 7, "b": 1})}),
-    "three equal requests, budget 7": (
-        {"budget": 7}, [("a", 24, 9, 4), ("b", 24, 9, 4), ("c", 24, 9, 4)],
-        {"a": 5, "b": 1, "c": 1}, {}),
-    "a budget past 31 bits": (
-        {"budget": 2**32}, [("a", 24, 9, 4), ("b", 5, 9, 6)], {"a": 20, "b": 1}, {}),
-    "no running request": ({}, [], {}, {}),
-}
-SHORT_OF_PAGES = {
-    "the newest needs a page, there is none, and it is preempted itself": (
-        {"P": 4}, [("a", 5, 9, 6), ("b", 3, 9, 8)], {"a": 1}, {
-            "zero_tokens": ("A request that gets 0 tokens does not belong in `counts`.",
-                            {"a": 1, "b": 0}),
-            "ignores_room": ("`make_room` returned 0 for b, which it preempted: take what it "
-                             "returns, not what you asked for.", {"a": 1, "b": 1})}),
-    "budget 7, a lacks 1 token and a page, b lacks 16, c is preempted for a": (
-        {"P": 8, "budget": 7, "max_seqs": 5}, [("a", 5, 9, 8), ("b", 20, 9, 4), ("c", 24, 9, 20)],
-        {"a": 1, "b": 6}, {
-            "kept_for_preempted": ("One token is kept back for c, which no longer runs: count the "
-                                   "later requests again for each request.", {"a": 1, "b": 5})}),
-}
-
-
 def test_Scheduler_schedule_running(subject):
     """Case 16 among others."""
     take_turns(subject, TURNS)
@@ -507,6 +471,21 @@ def take_turns(subject, situations):
             assert each not in want or now == computed, mistake("adds_computed", (
                 f"schedule_running, {name}: num_computed of {each} rises from {computed} to {now}. "
                 f"`schedule` adds the tokens later: only return them."), "only return them")
+
+
+def test_Scheduler_schedule_running__nothing_to_compute(subject):
+    """Case 32: the last token of b is on its way; it runs, and has nothing to compute."""
+    drive = situation(played(subject), [(name, 5, 9, 6) for name in "abc"])
+    subject.make("builtins:setattr", drive.requests["b"], "limit", 7)
+    got = counted(drive.scheduler.schedule_running())
+    same("schedule_running, b lacks no token", got, {"a": 1, "c": 1}, {
+        "at_least_one": ("b gets a token that it does not lack.", {"a": 1, "b": 1, "c": 1}),
+        "zero_tokens": ("A request that gets 0 tokens does not belong in `counts`.",
+                        {"a": 1, "b": 0, "c": 1}),
+        "stops_early": ("Those after b are served, too.", {"a": 1})})
+    assert drive.running == ["a", "b", "c"], mistake("removed", (
+        f"schedule_running: running is {names(drive.running)}. b lacks no token, but its last one "
+        f"has not arrived: it stays."), "it stays")
 
 
 def test_Scheduler_schedule_running__no_page_is_left(subject):

@@ -11,7 +11,7 @@ import numpy as np
 from day01_roofline import (
     ACCELERATORS,
     LLAMAS,
-    Llama,
+    LlamaShape,
     Machine,
     count_bytes,
     count_flops,
@@ -314,8 +314,9 @@ def test_largest_budget(subject, truth):
 
 
 def budget_is(subject, want, step, where, m, machine, decodes, N, itemsize):
-    got = subject.largest_budget(subject.make("day01_roofline:Llama", **asdict(m)), subject.make(
-        "day01_roofline:Machine", **asdict(machine)), decodes, N, itemsize)
+    shape = subject.make("day01_roofline:LlamaShape", **asdict(m))
+    gpu = subject.make("day01_roofline:Machine", **asdict(machine))
+    got = subject.largest_budget(shape, gpu, decodes, N, itemsize)
     what = f"largest_budget: {where}, {decodes} decodes with contexts of {N}, {itemsize} " \
            f"bytes a number: got {got!r}, expected {want!r}."
     if want is None:
@@ -329,7 +330,7 @@ def budget_is(subject, want, step, where, m, machine, decodes, N, itemsize):
 def drawn_llama(rng, most):
     """A Llama of drawn sizes, tied or not."""
     L, C, G, D, F, V = rng.integers(1, most, 6).tolist()
-    return Llama("drawn", L, C, 2 * G, G, D, F, V, bool(rng.integers(2)))
+    return LlamaShape("drawn", L, C, 2 * G, G, D, F, V, bool(rng.integers(2)))
 
 
 def test_largest_budget__unseen(subject, truth, rng):
@@ -367,7 +368,7 @@ def test_largest_budget__the_bound(subject, truth, rng):
     last token does not fit."""
     for more in (0, 0, 1, 2, 5, 31):
         sizes, peak, bandwidth, decodes, N = truth(lambda more=more: exact(rng, more))
-        m, fits = Llama(*sizes), decodes + more
+        m, fits = LlamaShape(*sizes), decodes + more
         for slower, want, words in ((0, fits, "exactly as long as"),
                                     (1, fits - 1 if more else None, "a little longer than")):
             machine = Machine("drawn", peak - slower, bandwidth, 0.0)

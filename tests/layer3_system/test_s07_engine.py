@@ -542,9 +542,8 @@ def test_run_step(subject):
         "run_step: you call schedule() more than once. Each call adds its tokens to num_computed."))
     assert calls["launch"] == [[{"a": 3}]], f"run_step: launch is called with {calls['launch']}, " \
         f"expected once, with the scheduler's counts {{'a': 3}}"
-    assert engine.counts == {"a": 3}, mistake(
-        "counts_not_stored", f"run_step: engine.counts is {engine.counts!r}, expected the counts "
-                             f"of this step, {{'a': 3}}.")
+    assert engine.counts == {"a": 3}, mistake("counts_not_stored", (
+        f"run_step: engine.counts is {engine.counts!r}, expected this step's, {{'a': 3}}."))
     assert ["before"] not in calls["commit"], mistake("commits_old", (
         f"run_step: without overlap you committed {calls['commit']}. Commit only what this step "
         f"launched: engine.flights is for overlap."))
@@ -555,6 +554,9 @@ def test_run_step(subject):
         f"run_step: got {outputs!r}, expected the outputs of all flights in one list."))
     assert calls["guess"] == [[]], mistake(
         "no_guess", "run_step: engine.guess() must be called exactly once.")
+    assert engine.flights == ["before"], mistake("flights_kept", (
+        f"run_step: without overlap engine.flights is {engine.flights!r}; leave it as it was: what "
+        f"is committed would be committed again, and the engine never be idle."))
 
 
 def test_run_step__no_request_can_run(subject):
@@ -563,9 +565,8 @@ def test_run_step__no_request_can_run(subject):
     assert not parts["launch"].calls, mistake(
         "launches_nothing", "run_step: the counts are empty, and you launched a step.")
     assert outputs == [], f"run_step: nothing was computed, but outputs are {outputs!r}"
-    assert engine.counts == {}, mistake(
-        "stale_counts", f"run_step: engine.counts is {engine.counts!r} although the counts are "
-                        f"empty: it still holds an older step's counts.")
+    assert engine.counts == {}, mistake("stale_counts", (
+        f"run_step: the counts are empty, engine.counts is {engine.counts!r}, an older step's."))
 
 
 def test_run_step__overlap(subject):
@@ -591,8 +592,7 @@ def test_run_step__overlap(subject):
 
 
 def test_run_step__order(subject):
-    """Case 32: the guesses come before the schedule, the schedule before the launch; with overlap
-    the host launches first, and reads while the device computes."""
+    """Case 32: guess, schedule, launch; with overlap the host launches before it reads."""
     for overlap in (False, True):
         for behind in (["before"], ["one", "two"], []):
             order = called(subject, overlap, behind)

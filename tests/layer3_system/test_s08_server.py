@@ -14,81 +14,9 @@ from lab.judge.mistakes import mistake, named, raises
 from lab.judge.subject import Raised
 from layer3_system import ApiError, Bridge, Call, Output, SamplingParams
 from layer3_system.testing.mock_bridge import ByHand, StillEngine
+from tests.layer3_system.oracle_s08_server import WHY
 
 MOCK = "layer3_system.testing.mock_bridge:"
-
-WHY = {
-    # predict_pieces
-    "each_token": "That is one piece a token: a client that never reads would fill the memory.",
-    "each_step": "That is the number of steps. What two steps write of one answer is joined.",
-    "still_running": "That many run to the last step. Has the client read the ends of the others?",
-    "whole_call": "That is one for the whole call. The texts of two answers cannot be joined.",
-    # Bridge.read_mail
-    "sleeps_busy": "Then it sleeps, no letter will come, and no step of the busy engine is taken.",
-    "calls_none": "A None letter ends the thread; do not call it.",
-    "empty_raises": "get() sleeps until there is a letter; get_nowait() raises.",
-    "swallows": "Let the exception through: `run` catches it, and no client waits for ever.",
-    "not_called": "They are out of the mailbox, but were not called. A letter is a function.",
-    "left_in_mailbox": "All stay in the mailbox. A new request should be in the very next step.",
-    "one_letter": "Read them all before the step, or a burst of clients waits one step each.",
-    "newest_first": "The newest was read first. An abort would be read before its request.",
-    "not_true": "Expected True: go on with a step.",
-    "spins": "It returned at once: the thread would spin on a core. Sleep in mail.get().",
-    "still_idle": "It returned after one letter although the engine still has no work.",
-    "ignores_end": "Return False for a None letter: the thread must end.",
-    # to_params
-    "zero_absent": "0 is a value, not an absent field: test for None.",
-    "letters": "The string became one stop for each of its letters.",
-    "chat_of_16": "A chat without max_tokens is limited by its context alone: None.",
-    "own_error": "It becomes a 500, the server's own fault. Raise an ApiError 400.",
-    "null_present": "null counts as absent: use the default.",
-    "chat_logprobs": "In a chat logprobs is true or false; the number is in top_logprobs.",
-    "no_limit": "That exceeds the server's limit.",
-    "accepted": "That field is wrong: reject it.",
-    "all_fields": "fields has the prompt, too: take PASSED_THROUGH, and what differs by hand.",
-    "top_alone": "top_logprobs without logprobs is wrong: chat_logprobs(fields) says so.",
-    "top_only": "chat_logprobs(fields) gives the number: 0 where logprobs alone is true.",
-    "returned": "An ApiError is raised, not returned.",
-    "names_unread": "`names` says under which name the client sent max_tokens: read it there.",
-    "own_name": "Use `names`: a client knows only its own name of the field.",
-    "limit_excluded": "The limit itself is allowed.",
-    # Call.add
-    "ignores_index": "The output is of answer 1 alone: use `index`.",
-    "not_stored": "Store the new piece in unread[index]: _replace returns one and changes none.",
-    "list_of_pieces": "Join them: there is one Piece for each answer, not a list.",
-    "not_woken": "The reader was not woken: call woken.set().",
-    "each_closes": "It falls by one only when an answer ends, that is when there is a reason.",
-    "last_only": "Only the last step's text is there; the client loses the rest.",
-    "in_front": "Append the new text to the unread text.",
-    "tokens_lost": "Add them up, or log probabilities go to the wrong text.",
-    "reason_lost": "A piece has the reason why its answer ended.",
-    "never_closes": "With 0 the stream ends too early, with 2 it never ends.",
-    "every_end_fails": "An answer that ends normally must not fail the call.",
-    "silent_end": "The client waits for ever: every piece wakes the reader, also one without text.",
-    "error_ignored": "The call goes on as if nothing had happened: call fail(500, …).",
-    "failure_no_end": "An answer that failed has ended, too.",
-    # Bridge.make_room
-    "last_place": "The last place stays unused: compare with >, not >=.",
-    "finished_counted": "A finished answer has given up its place.",
-    "five_fit": "Five answers fit: 400 is for more than that.",
-    "queue_uncounted": "They fit: two run and the third waits. Add limits.queue to max_seqs.",
-    "counts_itself": "Leave it alone: `submit` adds the answers to it after make_room.",
-    "default_limits": "Nine are four too many. Use this engine's max_seqs and the server's limits.",
-    "one_too_many": "It was accepted, and there is room for five: the queue has no limit.",
-    "other_status": "Too many requests is 429.",
-    "never_fits": "Six answers can never fit: 400, naming prompt, without Retry-After.",
-    "no_header": "Client libraries wait as long as it says; without it they retry at once.",
-    "upside_down": "One answer takes (now - ends[0]) / len(ends) seconds, not the inverse.",
-    "count_ends": "That is the time until `count` have ended, four; three are enough.",
-    "one_second": "Without ends it is one second an answer, and three must end.",
-    "one_place": "That is the time until one place is free; four are needed.",
-    "rounded_down": "Round up: a second earlier there is no place yet.",
-    "at_once": "With 0 the client retries at once.",
-    "gaps": "Divide by the number of ends, four, not by the three gaps between them.",
-    "to_newest": "Measure from the oldest end until now, not to the newest end.",
-    "from_newest": "Measure from ends[0], the oldest end.",
-    "no_cap": "Beyond a minute the estimate is worthless: cap it at 60.",
-}
 
 
 def tell(name, seen):
@@ -268,6 +196,8 @@ def params_of(subject, fields, chat, *more):
     what = f"to_params, {'chat' if chat else 'completion'} with {fields}"
     try:
         outcome = attempt(subject, subject.to_params, fields, chat, *more)
+        assert "left" not in outcome, tell(
+            "fields_changed", f"{what}: afterwards fields is {outcome['left'][0]}")
         assert "returned" not in outcome, tell("returned", f"{what}: {outcome}")
         return what, outcome
     except Raised as error:
@@ -438,6 +368,8 @@ def test_Call_add__the_end(subject):
     assert steps.call.error is None, tell(
         "every_end_fails", f"Call.add: the call has failed, {steps.call.error}")
     steps.add(1, "", 0, "length")
+    assert steps.call.error is None, tell(
+        "length_fails", f"Call.add, an end by length: the call has failed, {steps.call.error}")
     assert steps.call.open == 0 and steps.unread()[1] == ("", 0, "length")
     silent = steps_into(subject, 1)
     silent.add(0, "", 1, "stop")                # the token that ends it is not shown
@@ -528,6 +460,9 @@ def ask(subject, count, taken, finished=0, ends=(), seats=2, queue=3):
         outcome = attempt(subject, hand.bridge.make_room, count)
     assert hand.bridge.taken == taken, tell(
         "counts_itself", f"{what}: then self.taken is {hand.bridge.taken}")
+    left = list(hand.bridge.ends)
+    assert left == list(ends), tell(
+        "ends_changed", f"{what}: self.ends was {list(ends)}, then it is {left}")
     return what, outcome
 
 

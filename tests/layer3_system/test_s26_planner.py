@@ -9,7 +9,7 @@ from dataclasses import astuple, replace
 import numpy as np
 import pytest
 
-from day01_roofline import LLAMAS, Llama, count_parameters
+from day01_roofline import LLAMAS, LlamaShape, count_parameters
 from day02_overview import training_flops
 from lab.judge.mistakes import mistake, raises
 from layer3_system.pipeline import interleaved, peak_kept, play
@@ -42,7 +42,7 @@ from layer3_system.token_costs import serving_plans, token_costs
 
 STATE = ("weights", "gradients", "optimiser", "activations")
 PARTS = ("compute", "tp", "cp", "ep", "bubble", "pp", "dp")
-SHAPE = Llama("toy", L=6, C=24, H=8, G=4, D=3, F=40, V=88, tied=False)
+SHAPE = LlamaShape("toy", L=6, C=24, H=8, G=4, D=3, F=40, V=88, tied=False)
 DENSE = Architecture(SHAPE)
 ROUTED = Architecture(SHAPE, Experts(E=4, k=2, F=12, shared=1, dense_layers=1))
 LATENT = replace(ROUTED, latent=Latent(kv=10, rope=2, q=14))
@@ -59,7 +59,7 @@ def because(name, text, why):
 def give(side, value):
     """A dataclass of the planner, made beside the code under test."""
     if isinstance(value, Architecture):
-        shape = side.make("day01_roofline:Llama", *astuple(value.shape))
+        shape = side.make("day01_roofline:LlamaShape", *astuple(value.shape))
         experts = value.experts and side.make("layer3_system:Experts", *astuple(value.experts))
         latent = value.latent and side.make("layer3_system:Latent", *astuple(value.latent))
         return side.make("layer3_system:Architecture", shape, experts, latent)
