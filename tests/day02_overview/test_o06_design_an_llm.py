@@ -562,8 +562,7 @@ def best_of_search(budget):
     for C in range(2048, 8193, 1024):
         for ratio, F, queries in product((56, 72, 96, 128, 152), (
                 -(-8 * C // 768) * 256, 3 * C, 7 * C // 2), (4, 8)):
-            m = LlamaShape("", C // ratio, C, C // 128, C // 128 // queries, 128, F, budget.V,
-                           False)
+            m = LlamaShape("", C // ratio, C, H := C // 128, H // queries, 128, F, budget.V, False)
             for experts in [e for e in (1, 2, 4, 8) if e <= budget.experts]:
                 best = min([best, *plans_of(budget, m, experts)], key=lambda pair: pair[0])
     return best
