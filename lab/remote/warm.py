@@ -140,6 +140,9 @@ class Child:
 
     def ending(self):
         """How it ended, in words, if its server could say; else ""."""
+        with contextlib.suppress(OSError):      # it may have ended before it was asked
+            self.connection.setblocking(False)
+            self.last = (self.last + self.connection.recv(MAX_OUTPUT_BYTES))[-2:]
         how, number = self.last if len(self.last) == 2 else (None, None)
         if how == EXITED:
             return f"it ended itself with exit status {number}"

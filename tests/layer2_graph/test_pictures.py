@@ -229,7 +229,7 @@ def test_a_timeline_ends_when_its_last_instruction_does():
 
 def test_a_curve_of_multiprocessors_has_its_bound():
     assert texts(pictures.by_blocks({"one kernel": {1: 1, 2: 1.8, 4: 2}}, (2, "the chain"))) == [
-        "as many times as there are", "the chain"]
+        "in proportion to SMs", "the chain"]
 
 
 def test_a_box_for_each_launch_of_a_compiler():

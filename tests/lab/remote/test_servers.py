@@ -284,6 +284,16 @@ def test_what_a_child_leaves_behind_ends_too(place):
     assert ask(place)[2] == server
 
 
+def test_how_a_child_ended_before_it_was_asked_is_known(place):
+    child, pid, _, _ = ask(place)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not child.runs())
+    wait_until(lambda: child.answers(time.monotonic()))
+    with pytest.raises(BrokenPipeError):
+        child.connection.sendall(b"x")
+    assert child.ending() == "SIGKILL ended it"
+
+
 def test_the_number_of_a_child_that_has_ended_is_not_used(place, monkeypatch):
     """By then it may be another's."""
     child, pid, _, _ = ask(place)
