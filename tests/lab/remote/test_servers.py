@@ -71,6 +71,14 @@ def test_a_server_is_found_again(place):
     assert len(servers.STARTED) == 1
 
 
+def test_what_a_forked_process_starts_is_not_found_by_others(place):
+    """It would end with that process, and what the others had forked in it as well."""
+    forked = replace(place, leashed=True, here=("json",))
+    child, *_ = ask(forked)
+    assert sockets(place) == []
+    child.kill()
+
+
 def test_other_modules_have_another_server(place):
     assert ask(place)[2] != ask(place, modules=("json", "numpy"))[2]
 
