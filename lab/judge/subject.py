@@ -271,8 +271,6 @@ class Subject:
             return Stopped("garbled", f"its answer cannot be read: {error}")
         cause, stack = self._child.crash()
         ending = self._child.ending() or "os._exit, a crash, or out of memory"
-        if isinstance(error, OSError) and not isinstance(error, ConnectionError):
-            ending = f"{type(error).__name__}: {error}"         # of the connection itself
         return Stopped("died", f"the process crashed: {cause}" if cause else
                        f"the process ended without an answer: {ending}", stack)
 

@@ -108,6 +108,21 @@ def test_the_record_is_of_these_plans():
         assert bench.spearman(one, other) == pytest.approx(value, abs=5e-4)
 
 
+def test_one_rate_of_arithmetic_for_all_plans_ranks_them_worse():
+    """s26 says by how much."""
+    record = json.loads(bench.RECORD.read_text("utf-8"))
+    rate = record["bytes a second"]
+    cluster = Cluster(bench.W, peak=record["FLOP/s of a rank"], efficiency=1.0, node=bench.W,
+                      inside=rate, across=rate, alpha=record["alpha"], shard=1)
+    medians = [row["median"] for row in record["rows"]]
+    plans = [bench.PLANS[row["plan"]] for row in record["rows"]]
+    ways = [bench.in_every_way(bench.predicted(cluster, plan), plan.zero) for plan in plans]
+    got = [bench.spearman([way[name] for way in ways], medians) for name in bench.WAYS]
+    assert got == pytest.approx([0.73, 0.75, 0.79], abs=0.005)
+    assert all(value < record["spearman"][f"{name}, median"]
+               for name, value in zip(bench.WAYS, got, strict=True))
+
+
 def test_published_plans_are_what_they_say():
     """A GPT of those sizes has that many parameters, its ranks that rate together, and a model on
     half as many ranks would not fit from 18 billion on, which s26 says."""
