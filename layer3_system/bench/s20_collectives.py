@@ -4,15 +4,20 @@
 
 NCCL where every rank has a GPU, gloo elsewhere; `--nnodes` makes it several machines. A time is the
 median of turns, each after a barrier, at the rank that is done last.
+
+Ranks of one machine share its cores, and wait for those more than for messages. So the lesson also
+measures with a `Wire` for each rank, slow enough that the cores do not matter.
 """
 
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lab.remote.agreement import meet
 from lab.remote.recorder import paused
@@ -20,6 +25,25 @@ from layer3_system.s20_collectives import all_reduce, broadcast_tree, exchange, 
 
 SIZES = [4**i for i in range(2, 12)]            # bytes: 16 to 4 MB
 TURNS = 9
+
+
+class Wire(TorchDispatchMode):
+    """A wire of this rank's own: a message leaves after alpha + bytes · beta seconds."""
+
+    def __init__(self, alpha: float, beta: float) -> None:
+        super().__init__()
+        self.alpha = alpha
+        self.beta = beta
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """True would import torch._dynamo, seconds a rank."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.name == "c10d::send":
+            time.sleep(self.alpha + self.beta * sum(t.nbytes for t in args[0]))
+        return func(*args, **(kwargs or {}))
 
 
 def reduce_tree(x: torch.Tensor, root: int) -> None:
@@ -59,14 +83,17 @@ def timed(call: Callable[[torch.Tensor], object], x: torch.Tensor, turns: int) -
     return statistics.median(longest.tolist())
 
 
-def sweep(sizes: list[int] = SIZES, turns: int = TURNS, device: str = "cpu"
-          ) -> dict[str, list[float]]:
-    """{"message", "ring" or "tree": [seconds of each size]}; sizes: bytes of fp32 numbers."""
+def sweep(sizes: list[int] = SIZES, turns: int = TURNS, device: str = "cpu",
+          wire: tuple[float, float] | None = None) -> dict[str, list[float]]:
+    """{"message", "ring" or "tree": [seconds of each size]}.
+
+    sizes: bytes of fp32 numbers. wire: (alpha, beta) of a Wire for each rank
+    """
     ways = {"message": lambda x: exchange(x, torch.empty_like(x)), "ring": all_reduce,
             "tree": all_reduce_tree}
     if dist.get_world_size() < 2:
         raise ValueError("sweep: expected 2 ranks or more, found 1")
-    with paused():
+    with Wire(*wire) if wire else paused():     # beside a slow wire, writing calls down is nothing
         return {name: [timed(call, torch.ones(S // 4, device=device), turns) for S in sizes]
                 for name, call in ways.items()}
 
