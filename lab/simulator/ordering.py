@@ -7,7 +7,8 @@ order in which they run here. A GPU may run them in another order unless somethi
   part in it, __syncwarp() the lanes that it names;
 - grid.sync() orders all blocks. Else nothing orders two of them but a handshake: one thread writes,
   fences and raises a flag, the other sees the flag. The accesses alone do not show whether that
-  happened. So a fence or an atomic in between makes an order likely and not proven.
+  happened. So a fence or an atomic in between makes an order likely and not proven. A fence alone
+  makes nobody wait: without an atomic or volatile access there is no flag to be seen.
 
 A stamp is `step << 32 | who`, and `who` is `block << 12 | warp << 6 | lane`, with blocks numbered
 from 0 among those checked. Stamps compare as numbers: the greater one is younger.
@@ -53,7 +54,8 @@ class Order:
         self.named = None                                   # (lanes, MEETINGS): a part of the block
         self.fenced = np.zeros(blocks, np.int64)            # the block's last fence,
         self.released = np.zeros(blocks, np.int64)          # fence, atomic or volatile store,
-        self.acquired = np.zeros(blocks, np.int64)          # fence, atomic or volatile load
+        self.acquired = np.zeros(blocks, np.int64)          # fence, atomic or volatile load,
+        self.flagged = np.zeros(blocks, np.int64)           # atomic or volatile access
         self.taken = 0                                      # lanes that earlier waves have
 
     def stamp(self, inst=None):
@@ -80,7 +82,7 @@ class Order:
             released = np.where(anywhere, self.released.max(), released)
         mine = lane // self.threads
         met = (released > stamp) & (self.acquired[mine] > stamp) & (anywhere | (block != mine))
-        return (fenced > stamp) | met
+        return ((fenced > stamp) | met) & (self.flagged[mine] > stamp)
 
     def met_at_shuffle(self, stamp, lane):
         """Has a shuffle or a vote of its warp come between? It makes the lanes meet, but promises

@@ -166,6 +166,8 @@ class Access:
         self.shadow, self.wave, self.inst, self.size = shadow, wave, inst, size
         self.order, self.lanes = shadow.order, wave.lanes
         self.stamp = self.order.stamp(inst)
+        if not self.plain:
+            self.order.flagged[shadow.blocks(wave)] = self.stamp    # perhaps it sees a flag
         self.raw_offset = offset
         if shadow.copies:
             shadow.copies.act(self)
@@ -219,9 +221,8 @@ class Access:
         return (last > barrier) & (other != self.who)
 
     def check(self, last, mine, theirs, values=None, cell=0):
-        """Raise if a recorded access is someone else's and nothing orders it before mine. Where
-        `values` are given, lanes that write what this cell of the access holds already are let
-        off."""
+        """Raise if a recorded access is someone else's and nothing orders it before mine. Lanes
+        that write what this cell holds already, as `values` says, are let off."""
         if not last.any():
             return
         hazard = self.unordered(last)
@@ -258,7 +259,7 @@ class Access:
                 text = self.describe(int(i[0]), int(last[i[0]]), mine, theirs)
                 if not maybe:
                     raise self.error("race", int(i[0]), f"race: {text}, "
-                                     f"{self.missing_order(int(i[0]), int(last[i[0]]) & WHO)}")
+                                     f"{self.missing_order(int(i[0]), int(last[i[0]]))}")
                 why = "a shuffle makes the lanes meet but promises no order of memory; " \
                     "__syncwarp() does" if shuffled[lanes == i[0]].any() else \
                     "only a fence with a flag or a lock can order the two"
@@ -278,15 +279,16 @@ class Access:
     def describe(self, i, last, mine, theirs):
         location = self.order.inst(last).location
         line = f"in line {location.line}" if location else "before"
-        return (f"{self.name(i)} is {mine} here and {theirs} {line} by "
-                f"{self.name_of(last & WHO)}")
+        return f"{self.name(i)} is {mine} here and {theirs} {line} by {self.name_of(last & WHO)}"
 
-    def missing_order(self, i, other):
+    def missing_order(self, i, last):
+        other = last & WHO
+        if other != SEVERAL_BLOCKS and self.order.fenced[other >> BLOCK_SHIFT] > last:
+            return "with only a fence between them, which makes nobody wait"
         if other >> BLOCK_SHIFT != int(self.who[i]) >> BLOCK_SHIFT:
             return "and nothing orders two blocks of a launch"
-        if other >> WARP_SHIFT == int(self.who[i]) >> WARP_SHIFT:
-            return "with no __syncthreads() or __syncwarp() between them that both reach"
-        return "with no __syncthreads() between them that both reach"
+        warp = " or __syncwarp()" if other >> WARP_SHIFT == int(self.who[i]) >> WARP_SHIFT else ""
+        return f"with no __syncthreads(){warp} between them that both reach"
 
     def lane(self, i):
         """Number of the lane within the wave."""

@@ -151,31 +151,44 @@ def ring_and_tree(n: int, sizes: list[int], shared: dict[str, list[float]], alph
     shared, wired: {"message", "ring" or "tree": [seconds of each size]}; wire: alpha and beta of it
     """
     import matplotlib.pyplot as plt
-    from matplotlib.ticker import LogLocator
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(7.5, 3.4), layout="constrained")
-    for name, colour in (("ring", BLUE), ("tree", RED), ("message", INK)):
-        left.loglog(sizes, [1e3 * t for t in shared[name]], "o", color=colour, ms=5,
-                    label="one message" if name == "message" else f"sum by {name}")
-    x = np.geomspace(min(sizes), max(sizes), 100)
-    left.loglog(x, 1e3 * (alpha + x * beta), color=INK, lw=1.5)
-    x = np.geomspace(min(wired_sizes), max(wired_sizes), 100)
-    for name, formula, colour in (("ring", ring_seconds, BLUE), ("tree", tree_seconds, RED)):
-        right.semilogx(x, [1e3 * formula(n, S, *wire) for S in x], color=colour, lw=1.5)
-        right.semilogx(wired_sizes, [1e3 * t for t in wired[name]], "o", color=colour, ms=5)
-    S = crossing(n, *wire)
-    right.axvline(S, color=GREY, lw=1, ls="--")
-    right.annotate(f"cross at\n{S / 1e3:,.0f} kB", (S, 0.97), xycoords=("data", "axes fraction"),
-                   xytext=(-5, 0), textcoords="offset points", color=GREY, ha="right", va="top")
+    draw_shared(left, sizes, shared, alpha, beta)
+    draw_wired(right, n, wired_sizes, wired, wire)
     for axes, title in ((left, "shared cores"), (right, "a wire for each rank")):
         axes.set_title(title, loc="left", fontsize=9, color=INK)
         axes.set(xlabel="bytes of the array", ylabel="ms")
         axes.grid(which="major", color="#eaeef2")
         axes.spines[["top", "right"]].set_visible(False)
-    left.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    left.yaxis.set_major_formatter("{x:g}")
-    left.yaxis.set_minor_formatter("")
-    right.set_ylim(bottom=0)
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3,
                   frameon=False, fontsize=8)
     return closed(figure)
+
+
+def draw_shared(axes: "Axes", sizes: list[int], seconds: dict[str, list[float]], alpha: float,
+                beta: float) -> None:
+    """Dots of messages and sums, and the line of a message."""
+    from matplotlib.ticker import LogLocator
+
+    for name, colour, label in (("ring", BLUE, "sum by ring"), ("tree", RED, "sum by tree"),
+                                ("message", INK, "one message")):
+        axes.loglog(sizes, [1e3 * t for t in seconds[name]], "o", color=colour, ms=5, label=label)
+    x = np.geomspace(min(sizes), max(sizes), 100)
+    axes.loglog(x, 1e3 * (alpha + x * beta), color=INK, lw=1.5)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("")
+
+
+def draw_wired(axes: "Axes", n: int, sizes: list[int], seconds: dict[str, list[float]],
+               wire: tuple[float, float]) -> None:
+    """Dots and lines of both sums, and where they cross."""
+    x = np.geomspace(min(sizes), max(sizes), 100)
+    for name, formula, colour in (("ring", ring_seconds, BLUE), ("tree", tree_seconds, RED)):
+        axes.semilogx(x, [1e3 * formula(n, S, *wire) for S in x], color=colour, lw=1.5)
+        axes.semilogx(sizes, [1e3 * t for t in seconds[name]], "o", color=colour, ms=5)
+    S = crossing(n, *wire)
+    axes.axvline(S, color=GREY, lw=1, ls="--")
+    axes.annotate(f"cross at\n{S / 1e3:,.0f} kB", (S, 0.97), xycoords=("data", "axes fraction"),
+                  xytext=(-5, 0), textcoords="offset points", color=GREY, ha="right", va="top")
+    axes.set_ylim(bottom=0)

@@ -277,6 +277,9 @@ def test_block_sum_cuda__work(subject, reference, agree, rng):
         known, f"block_sum_cuda: the 8 warps make {asked} requests of shared memory; 9 are enough: "
                f"{meaning}", meaning)
     waits = launch.barriers // (8 * blocks)
+    assert waits, mistake(
+        "no_barrier", "block_sum_cuda has no barrier between what the warps store and what the "
+                      "first warp loads")
     assert waits <= 2, mistake(
         "barriers", f"block_sum_cuda: each warp waits at {waits} barriers; one is enough")
     same_work("block_sum_cuda", launch, run(reference, "sum_shuffle_cuda", x, 256)[1],

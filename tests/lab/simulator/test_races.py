@@ -265,6 +265,48 @@ def test_spin_locks():
     assert y[0] == 7 and all("ordering not proven" in w for w in launch.warnings)
 
 
+def test_a_fence_without_a_flag_makes_nobody_wait():
+    """In shared memory and in an array, within a block and between two."""
+    shared = """extern "C" __global__ void k(float* y) {
+    __shared__ float s[64];
+    s[threadIdx.x] = 1;
+    __threadfence_block();
+    y[threadIdx.x] = s[63 - threadIdx.x];
+}"""
+    assert "only a fence between them" in str(race(shared, 1, 64, floats(64)))
+    y = floats(64)
+    run(shared.replace("__threadfence_block", "__syncthreads"), 1, 64, y)
+    assert (y == 1).all()
+    race("""extern "C" __global__ void k(float* x, float* y) {
+    int i = blockIdx.x * 64 + threadIdx.x;
+    x[i] = 1;
+    __threadfence();
+    y[i] = x[127 - i];
+}""", 2, 64, floats(128), floats(128))
+
+
+def test_a_lock_in_shared_memory_is_a_warning():
+    """An atomic there may be the flag that a fence needs."""
+    y = np.array([7, 0], np.float32)
+    launch = run("""extern "C" __global__ void k(float* y) {
+    __shared__ int flag;
+    __shared__ float value;
+    if (threadIdx.x == 0) flag = 0;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        value = y[0];
+        __threadfence_block();
+        atomicExch(&flag, 1);
+    }
+    if (threadIdx.x == 32) {
+        while (atomicAdd(&flag, 0) == 0);
+        __threadfence_block();
+        y[1] = value;
+    }
+}""", 1, 64, y)
+    assert y[1] == 7 and any("ordering not proven" in w for w in launch.warnings)
+
+
 def test_an_atomic_against_a_plain_access_is_a_warning():
     source = """extern "C" __global__ void k(int* count) {
     if (threadIdx.x == 0) count[0] = 0;
