@@ -531,8 +531,9 @@ def test_shipped_kernels_on_hopper(H, G, D):
 
     for name, kernel in shipped(H, G, D).items():
         assert kernel.spills == 0, f"{name}: {kernel}"
-        assert set(kernel.loads) == {16, 8} and set(kernel.stores) == {16}, f"{name}: {kernel}"
-        assert kernel.loads[8] <= 2, f"{name}: the position and the slot are 8 bytes; {kernel}"
+        assert kernel.loads[16] >= 4 and set(kernel.stores) == {16}, f"{name}: {kernel}"
+        narrow = kernel.loads.total() - kernel.loads[16]
+        assert narrow <= 4, f"{name}: all but position, slot, cos and sin are heads; {kernel}"
         assert kernel.shared <= 227 * 1024, f"{name}: {kernel}"
 
 
