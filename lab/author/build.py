@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import runpy
+import tomllib
 from io import BytesIO
 
 from lab import course, stub
@@ -99,14 +100,23 @@ def make(lesson):
     """(stub notebook, solution notebook), neither executed; None if an edition has no solution."""
     digest = source_hash(lesson.sources)
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    first = code_cell("open", f'from lab import open_lesson\n\nlesson = open_lesson("{lesson.id}")')
+    opens = f'from lab import open_lesson\n\nlesson = open_lesson("{lesson.id}")'
     notebooks = []
     for which, sources in (("stub", lesson.stubs), ("solution", lesson.sources)):
+        first = code_cell("open", fetching(lesson) + opens if which == "stub" else opens)
         metadata = {"kernelspec": kernel, "language_info": {"name": "python"},
                     "lab": {"lesson": lesson.id, "kind": which, "hash": digest}}
         notebooks.append({"cells": [first, *body(lesson, sources)], "metadata": metadata,
                           "nbformat": 4, "nbformat_minor": 5})
     return notebooks if lesson.answered else [notebooks[0], None]
+
+
+def fetching(lesson):
+    """On Google Colab there is the notebook alone: lines that bring the course there first."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    return ('import sys\n\nif "google.colab" in sys.modules:   # the course is not there yet\n'
+            f"    !git clone -q --depth 1 {project['urls']['Repository']} three-floors\n"
+            f"    %run three-floors/lab/colab.py {lesson.id}\n")
 
 
 def linked(text):

@@ -16,11 +16,6 @@ from lab.course import ROOT
 FILE = ROOT / "benchmarks" / "hopper.json"
 SHARED = 227 * 1024         # bytes that a block may have: CUDA's table of compute capabilities, 9.0
 WIDE = 16                   # bytes of a thread's widest access
-DOTS = ("matmul", "flash")  # what must run on Hopper's own tensor cores where it multiplies tiles
-TMA = "persistent"          # what must have whole tiles copied by the hardware
-# {kernel: bytes that it may spill}: on an H200 it takes four fifths of the time of the best tiles
-# that spill nothing (benchmarks/LOG.md).
-MAY_SPILL = {"flash keys pass, bf16, D = 128": 256}
 
 
 def modules():
@@ -39,22 +34,20 @@ def rows(module):
         "tma_loads": k.tma_loads, "widest_copy": max(k.copies, default=0),
         "widest_load": max(k.loads, default=0),
         "widest_store": max(k.stores, default=0), "serialised": k.serialised,
+        "needs": list(k.needs), "may_spill": k.may_spill,
     } for name, k in kernels.items()}
 
 
 def faults(name, row):
     """Sentences about what a shipped kernel must not have."""
     wrong = []
-    if row["spilled_bytes"] > MAY_SPILL.get(name, 0):
+    if row["spilled_bytes"] > row["may_spill"]:
         wrong.append(f"{name} spills {row['spilled_bytes']} bytes a thread")
     if row["serialised"]:
         wrong.append(f"{name}: its wgmma instructions wait for each other: {row['serialised'][0]}")
     if row["shared_bytes"] > SHARED:
         wrong.append(f"{name} takes {row['shared_bytes']} bytes of shared memory, at most {SHARED}")
-    if any(word in name for word in DOTS) and not row["wgmma"]:
-        wrong.append(f"{name} has no wgmma")
-    if TMA in name and not row["tma_loads"]:
-        wrong.append(f"{name} has no TMA loads")
+    wrong += [f"{name} has no {count}" for count in row["needs"] if not row[count]]
     widest = max(row["widest_load"], row["widest_copy"])
     if widest < WIDE and not row["tma_loads"]:
         wrong.append(f"{name} loads at most {widest} bytes a lane, expected {WIDE}")

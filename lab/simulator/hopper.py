@@ -44,6 +44,8 @@ class Hopper:
     resources: nvrtc.Resources  # registers, spills, stack, static shared memory, barriers
     shared: int                 # bytes of shared memory of a block
     serialised: list            # ptxas says that wgmma instructions wait for each other, and why
+    needs: tuple                # which of these counts must not be 0, as the caller says
+    may_spill: int              # bytes, as the caller says
     ptx: str = field(repr=False)
     cubin: bytes = field(repr=False)
 
@@ -82,7 +84,7 @@ class Hopper:
         return "\n".join(rows + [f"warning: {text}" for text in self.serialised])
 
 
-def hopper(kernel, args, constexprs=None, num_warps=4, num_stages=3):
+def hopper(kernel, args, constexprs=None, num_warps=4, num_stages=3, needs=(), may_spill=0):
     """Compile a @triton.jit function for Hopper -> Hopper.
 
     args        what a launch would pass, without the constexprs: {name: value}, or in order. In
@@ -90,6 +92,8 @@ def hopper(kernel, args, constexprs=None, num_warps=4, num_stages=3):
                 as torch's are), "i32", "i32:16" (a multiple of 16, which Triton makes use of),
                 "fp32", "tensordesc<fp16[64,64]>"
     constexprs  {name: value}
+    needs       counts that must not be 0: "wgmma", "tma_loads"; kept with the result, not checked
+    may_spill   bytes that a thread may spill; likewise
     Raises KernelError for arguments that do not fit; what Triton's compiler raises comes through.
     """
     from triton.backends.compiler import GPUTarget
@@ -104,7 +108,8 @@ def hopper(kernel, args, constexprs=None, num_warps=4, num_stages=3):
         name, compiled.metadata.num_warps, **instructions(compiled.asm["ptx"]),
         resources=resources[name], shared=compiled.metadata.shared,
         serialised=[row.split(":", 1)[1].strip() for row in log.splitlines() if
-                    "serialized" in row], ptx=compiled.asm["ptx"], cubin=cubin)
+                    "serialized" in row], needs=tuple(needs), may_spill=may_spill,
+        ptx=compiled.asm["ptx"], cubin=cubin)
 
 
 def instructions(ptx):

@@ -91,7 +91,7 @@ def shipped(T=8192):
                                           {"BLOCK": BLOCK}),
         "matmul_swiglu_triton": simulator.hopper(
             matmul_swiglu_triton, ["*bf16"] * 3 + ["i32:16"] * 3, shape,
-            num_warps=meta["num_warps"], num_stages=meta["num_stages"])}
+            num_warps=meta["num_warps"], num_stages=meta["num_stages"], needs=["wgmma"])}
 
 
 H200_TARGETS = {"swiglu: triton": {"share_of_copy": 0.95}}

@@ -83,7 +83,8 @@ def shipped(size="i32:16"):
         tiles = {"a": [BM, BK], "w": [BN, BK], "c": [BM, BN]}
         args = {x: f"tensordesc<{dtype}{tile}>".replace(" ", "") for x, tile in tiles.items()}
         kernels[f"matmul_persistent_{dtype}"] = simulator.hopper(
-            matmul_persistent_triton, args | dict.fromkeys("MNK", size), sizes, **compiling)
+            matmul_persistent_triton, args | dict.fromkeys("MNK", size), sizes, **compiling,
+            needs=["wgmma", "tma_loads"])
     return kernels
 
 

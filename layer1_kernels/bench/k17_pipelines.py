@@ -79,7 +79,8 @@ def shipped():
     tiles = {"a": [BM, BK], "w": [BN, BK], "c": [BM, BN]}
     args = {x: f"tensordesc<bf16{tile}>".replace(" ", "") for x, tile in tiles.items()}
     return {"matmul_flat_bf16": simulator.hopper(
-        matmul_flat_triton, args | dict.fromkeys("MNK", "i32:16"), sizes, **how)}
+        matmul_flat_triton, args | dict.fromkeys("MNK", "i32:16"), sizes, **how,
+        needs=["wgmma", "tma_loads"])}
 
 
 H200_TARGETS = {"fp16: matmul_staged_cuda": {"times_cublas": 0.55},

@@ -206,10 +206,10 @@ def shipped():
         for BM, BN, BK, warps, stages in tiles:
             more = {"groups": "i32"} if name == "blocks" else {}
             meta = {"GROUP": 128} if name == "blocks" else {}
-            kind = "matmul" if BM >= 64 else "dots"     # wgmma takes 64 rows or more
+            kind, needs = ("matmul", ["wgmma"]) if BM >= 64 else ("dots", [])   # of 64 rows or more
             kernels[f"fp8_{kind}_{name}_{BM}x{BN}"] = simulator.hopper(
                 kernel, arrays | more, meta | {"BM": BM, "BN": BN, "BK": BK, "ROWS": 8},
-                num_warps=warps, num_stages=stages)
+                num_warps=warps, num_stages=stages, needs=needs)
     return kernels
 
 

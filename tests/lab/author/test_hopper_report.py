@@ -9,11 +9,12 @@ from lab.author import hopper_report
 
 CLEAN = {"warps": 8, "registers": 120, "spilled_bytes": 0, "shared_bytes": 1024, "wgmma": 4,
          "mma_sync": 0, "cp_async": 0, "tma_loads": 0, "widest_copy": 0, "widest_load": 16,
-         "widest_store": 16, "serialised": []}
+         "widest_store": 16, "serialised": [], "needs": ["wgmma"], "may_spill": 4}
 
 
 @pytest.mark.parametrize("change, says", [
     ({}, None),
+    ({"spilled_bytes": 4}, None),
     ({"spilled_bytes": 8}, "spills 8 bytes a thread"),
     ({"serialised": ["non wgmma instructions"]}, "wait for each other"),
     ({"shared_bytes": 233_000}, "233000 bytes of shared memory"),
@@ -29,10 +30,11 @@ def test_faults(change, says):
 
 def test_faults_of_a_persistent_kernel():
     """The TMA has no width a lane."""
-    by_tma = CLEAN | {"widest_load": 0, "widest_store": 0, "tma_loads": 6}
+    needs = CLEAN | {"needs": ["wgmma", "tma_loads"]}
+    by_tma = needs | {"widest_load": 0, "widest_store": 0, "tma_loads": 6}
     assert hopper_report.faults("matmul_persistent", by_tma) == []
-    assert hopper_report.faults("matmul_persistent", CLEAN) == [
-        "matmul_persistent has no TMA loads"]
+    assert hopper_report.faults("matmul_persistent", needs) == [
+        "matmul_persistent has no tma_loads"]
 
 
 @pytest.mark.slow
