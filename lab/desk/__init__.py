@@ -7,4 +7,5 @@ ipynb     notebook files as data
 hints     three hints for an exercise, then the reference
 jupyter   JupyterLab on the desk
 watch     `lab watch`
+classroom verdicts as GitHub Classroom's points
 """

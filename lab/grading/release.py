@@ -26,7 +26,7 @@ HERE = Path(__file__).parent / "edition"
 MADE = {"README.md": "README.md", "check.yml": ".github/workflows/check.yml",
         "gitignore": ".gitignore"}
 AS_THEY_ARE = ("LICENSE", "Makefile", "constraints.txt", "tests/conftest.py")
-FOR_EDITORS = (".devcontainer", ".vscode")
+FOR_EDITORS = (".binder", ".devcontainer", ".vscode")
 # Machinery that only the instructor or the author of the course needs.
 KEPT_BACK = ("lab/grading/README.md", "lab/grading/edition/", "lab/authors.mk",
              "lab/course.toml")

@@ -28,7 +28,11 @@ nb_merge_streams = True
 html_theme_options = {"show_toc_level": 2, "use_download_button": True, "navbar_persistent": []}
 if repository := device.repository():
     html_theme_options |= {"repository_url": repository, "use_repository_button": True,
-                           "use_issues_button": True}
+                           "use_issues_button": True, "repository_branch": "main",
+                           "path_to_docs": "notebooks",     # a page is named as its notebook is
+                           "launch_buttons": {"colab_url": "https://colab.research.google.com",
+                                              "binderhub_url": "https://mybinder.org",
+                                              "notebook_interface": "jupyterlab"}}
 
 
 class WithCuda(IPython3Lexer):

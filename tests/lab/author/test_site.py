@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import shutil
 from urllib.parse import unquote
 
@@ -141,6 +142,17 @@ def test_the_workflow_publishes_what_is_made():
     assert "make site" in [step.get("run") for step in steps]
     published = [step["with"]["path"] for step in steps if "pages-artifact" in step.get("uses", "")]
     assert published == [str((site.FOLDER / "html").relative_to(ROOT))]
+
+
+def test_buttons_open_a_pages_notebook_elsewhere(monkeypatch):
+    conf = ROOT / "lab" / "author" / "site" / "conf.py"
+    assert "launch_buttons" not in runpy.run_path(str(conf))["html_theme_options"]
+    monkeypatch.setenv("SITE_REPOSITORY", "https://github.com/somebody/three-floors")
+    options = runpy.run_path(str(conf))["html_theme_options"]
+    assert options["launch_buttons"].keys() >= {"colab_url", "binderhub_url"}
+    for lesson in course.lessons():
+        page = f"{lesson.floor}/{lesson.id}.ipynb"
+        assert ROOT / options["path_to_docs"] / page == lesson.notebook
 
 
 # ---- in a browser
