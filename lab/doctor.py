@@ -7,6 +7,9 @@ import sys
 
 from lab import course, device
 
+AMPERE = (8, 0)                 # Triton supports no older GPU (its README)
+NEED_AMPERE = ("k17", "g10")    # whose CUDA C uses instructions that older ones lack
+
 
 def examine():
     """[{name, found, ok, needed, do}]: `do` is empty where there is nothing to do."""
@@ -72,7 +75,11 @@ def gpu():
     if gpu_here:
         major, minor = gpu_here.capability
         memory = f"{gpu_here.memory / 2**30:.0f} GiB"
-        return row("GPU", f"{gpu_here.name}, capability {major}.{minor}, {memory}", True)
+        what = f"{gpu_here.name}, capability {major}.{minor}, {memory}"
+        if gpu_here.capability < AMPERE:
+            return row("GPU", what, False, f"Triton and {', '.join(NEED_AMPERE)} need capability "
+                       "8.0: their kernels are not proven on this GPU", needed=False)
+        return row("GPU", what, True)
     do = "nothing to do: kernels run in the simulator, speed is not proven here"
     if device.maybe_driver():
         do = ("a driver is there, yet torch sees no GPU: is it the CPU build? "

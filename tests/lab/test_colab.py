@@ -8,10 +8,11 @@ import types
 
 import pytest
 
-from lab import colab, course
+from lab import colab, course, device, doctor
 from lab.author import build
 from lab.course import ROOT
 from lab.desk import ipynb
+from lab.simulator import KernelError, nvrtc
 
 K01 = course.find("k01")
 
@@ -101,6 +102,27 @@ def test_another_torch_is_told(here, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(colab, "ROOT", tmp_path)
     colab.main("k01_vector_add")
     assert "cannot run on torch 2.4.0: it is 2.13.0 now" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("capability, says", [
+    ((7, 5), "Triton and k17, g10 need capability 8.0"), ((8, 0), ""), ((9, 0), "")])
+def test_an_old_gpu_is_told(monkeypatch, capability, says):
+    """Colab's T4 is of capability 7.5."""
+    monkeypatch.setattr("lab.device.gpu", lambda: device.Gpu("a GPU", capability, 2**34))
+    answer = doctor.gpu()
+    assert says in answer["do"] and answer["ok"] is (not says)
+
+
+def test_which_lessons_cuda_c_an_old_gpu_cannot_run():
+    failed = []
+    for lesson in course.lessons():
+        if "cuda" in lesson.sources:
+            try:
+                nvrtc.assemble(lesson.sources["cuda"], str(lesson.path(".cu")), arch="sm_75")
+            except KernelError as error:
+                assert "requires .target sm_80" in str(error)
+                failed.append(lesson.id[:3])
+    assert sorted(failed) == sorted(doctor.NEED_AMPERE)
 
 
 def test_binder_makes_what_the_makefile_makes():
