@@ -3,6 +3,7 @@
 course      the manifest: floors, lessons, exercises
 device      what this machine has; the environment is read here alone
 setup       installs the course in .venv
+colab       installs it in a notebook of Google Colab
 stub/       stubs cut from a reference, answers spliced into it
 simulator/  NVIDIA GPUs on a CPU
 remote/     the process that runs a learner's code
