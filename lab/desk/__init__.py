@@ -1,11 +1,11 @@
 """The learner's side: their files, their notebook, hints.
 
-desk      the folder with the lessons' files: what passed, what was put aside
-merge     a learner's text merged with a new version of the course's
-notebook  open_lesson, lesson.check, mine and own
-ipynb     notebook files as data
-hints     three hints for an exercise, then the reference
-jupyter   JupyterLab on the desk
-watch     `lab watch`
-classroom verdicts as GitHub Classroom's points
+desk       the folder with the lessons' files: what passed, what was put aside
+merge      a learner's text merged with a new version of the course's
+notebook   open_lesson, lesson.check, mine and own
+ipynb      notebook files as data
+hints      three hints for an exercise, then the reference
+jupyter    JupyterLab on the desk
+watch      `lab watch`
+classroom  verdicts as GitHub Classroom's points
 """
