@@ -21,6 +21,7 @@ SIZES = [(1000, 256), (2048, 1024), (129, 64), (127, 32), (513, 512), (1, 128), 
 SHARES = [(5003, 2, 128), (1000, 3, 64), (4096, 1, 256), (1023, 5, 32), (1026, 4, 96),
           (129, 1, 32), (4, 2, 32), (3, 2, 32), (2, 1, 32), (1, 1, 64), (0, 2, 32)]
                                                                                 # n, blocks, threads
+PLACES = (*range(6), 7, 8, 15, 16, 31, 32, 33, 63, 64, 127, 128, 255)  # of numbers in a block
 UNWRITTEN = 7e7
 DESCRIBED = {
     "shifted": "numbers around 200", "negative": "negative numbers only",
@@ -108,6 +109,26 @@ def named(exercise, rows):
     return {known: (f"{exercise} {sentence}", gives) for known, (sentence, gives) in rows.items()}
 
 
+def counts_of_blocks(subject, kernel, threads):
+    """What a block's sum makes of one number alone, for some of its numbers."""
+    places = [k for k in PLACES if k < threads]
+    x = np.zeros((len(places), threads), np.float32)
+    x[range(len(places)), places] = 1
+    partial, _ = run(subject, kernel, x, threads)
+    return [(f"number {k} of a block", times, "") for k, times in zip(places, partial, strict=True)]
+
+
+def not_once(counts, got):
+    """{mistake: (sentence, what it gives)} of the first number that is not counted once.
+
+    counts: (number, times, where) of each;  got: the wrong numbers, which this explains
+    """
+    for number, times, where in counts:
+        if times != 1:
+            return {"not_once": (f"counts {number} {times:g} times{where}", got)}
+    return {}
+
+
 def right(subject, agree, exercise, kernel, x, threads, mistakes, what="", precision="exact"):
     """The partial sums are right.
 
@@ -117,8 +138,9 @@ def right(subject, agree, exercise, kernel, x, threads, mistakes, what="", preci
     partial, launch = run(subject, kernel, x, threads)
     with np.errstate(invalid="ignore"):
         rows = {known: (sentence, give(a)) for known, (sentence, give) in mistakes.items()} | {
-            "not_stored": ("writes no result", np.full(len(a), UNWRITTEN)),
             "thread_0": ("returns only the number of thread 0", a[:, 0])}
+        if np.isfinite(a).all() and precision == "exact" and (partial != a.sum(1)).any():
+            rows |= not_once(counts_of_blocks(subject, kernel, threads), partial)
         agree(partial, a.sum(1), precision,
               f"{exercise}, {what or f'{x.size} number(s)'} in blocks of {threads}",
               lambda index: f"the sum of block {index[0]}",
@@ -149,7 +171,7 @@ def test_predict_tree_warps(subject, reference, rng):
     _, launch = run(reference, "sum_tree_cuda", exact(rng, 256), 256)
     want = launch.requests("store", "shared") - 8       # the warps also store what they loaded
     got = subject.predict_tree_warps()
-    assert isinstance(got, int), mistake(
+    assert isinstance(got, (int, float)), mistake(
         "no_count", f"predict_tree_warps: expected a whole number, got {got!r}")
     known, why = {
         12: ("neighbours", "12 would be enough if neighbouring threads added."),
@@ -169,7 +191,7 @@ def test_predict_resident_blocks(subject):
 
     want = occupancy(Resources(40, 0, 0, 0, 0), 256, gpu="H200").blocks
     got = subject.predict_resident_blocks()
-    assert isinstance(got, int), mistake(
+    assert isinstance(got, (int, float)), mistake(
         "no_count", f"predict_resident_blocks: expected a whole number, got {got!r}")
     known, why = {
         8: ("warps_alone", "8 is what the warps allow; the registers allow fewer."),
@@ -187,13 +209,46 @@ def test_predict_resident_blocks(subject):
 # ---- CUDA
 
 
+def rounds(a, distances, other=lambda t, s: t + s, keep=1):     # (blocks, threads) -> (blocks,)
+    """The result of rounds in which the threads t < s add what a[other(t, s)] has."""
+    a = a.copy()
+    for s in distances:
+        t = np.arange(s)
+        a[:, t] = keep * a[:, t] + a[:, other(t, s)]
+    return a[:, 0]
+
+
+def halves(a, least=1, by=2):
+    """The distances of the rounds, from half a block on."""
+    s = a.shape[1] // 2
+    while s >= least:
+        yield s
+        s //= by
+
+
 ROUNDS = {
+    "not_stored": ("writes no result", lambda a: np.full(len(a), UNWRITTEN)),
     "zero": ("writes 0", lambda a: np.zeros(len(a))),
     "no_last_round": ("leaves out the last round, s = 1", lambda a: a[:, ::2].sum(1)),
     "quarter": ("starts with s = a quarter of the block and so leaves out the upper half",
                 lambda a: a[:, :a.shape[1] // 2].sum(1)),
     "blocks_of_256": ("assumes blocks of 256 threads; blockDim.x says how many there are",
-                      lambda a: a[:, :256].sum(1))}
+                      lambda a: a[:, :256].sum(1)),
+    "powers": ("adds numbers 0, 1, 2, 4, 8, … of a block alone: s has to fall from blockDim.x / 2, "
+               "the threads t < s have to add, and what they add is in a, not in x",
+               lambda a: rounds(a, [*halves(a)][::-1])),
+    "a_of_s": ("adds a[s] in each thread, not a[t + s]",
+               lambda a: rounds(a, halves(a), lambda t, s: s + 0 * t)),
+    "half_block": ("adds a[t + blockDim.x / 2] in each round, not a[t + s]",
+                   lambda a: rounds(a, halves(a), lambda t, s: t + a.shape[1] // 2)),
+    "replaced": ("replaces a[t] by a[t + s] and does not add it",
+                 lambda a: rounds(a, halves(a), keep=0)),
+    "by_one": ("lowers s by 1 after each round; it must halve",
+               lambda a: rounds(a, range(a.shape[1] // 2, 0, -1))),
+    "by_four": ("divides s by 4 after each round; it must halve",
+                lambda a: rounds(a, halves(a, by=4))),
+    "warp_left": ("ends while 32 numbers are left: the rounds s = 16, 8, 4, 2, 1 are missing",
+                  lambda a: rounds(a, halves(a, 32)))}
 
 
 def test_sum_sequential_cuda(subject, agree, rng):
@@ -230,25 +285,36 @@ def warps(a):                                       # (blocks, threads) -> (bloc
     return a.reshape(len(a), -1, 32)
 
 
-def shuffled(v):                                    # (..., 32) -> (..., 32)
-    """What the lanes of a warp have after five shuffles."""
+def shuffled(v, steps=(16, 8, 4, 2, 1)):            # (..., 32) -> (..., 32)
+    """What the lanes of a warp have after these shuffles."""
     lane = np.arange(32)
-    for away in (16, 8, 4, 2, 1):
+    for away in steps:
         v = v + v[..., np.where(lane + away < 32, lane + away, lane)]
     return v
 
 
-def with_old_lanes(a):                              # (blocks, threads) -> (blocks,)
-    """The result where lanes of the first warp that get no warp's sum keep what they have."""
+def with_old_lanes(a, keep=0):                      # (blocks, threads) -> (blocks,)
+    """The result where lanes of the first warp that get no warp's sum keep what they have. keep:
+    how much of it those keep to which a sum is added"""
     v = shuffled(warps(a))
     first = v[:, 0].copy()
-    first[:, :v.shape[1]] = v[..., 0]
+    first[:, :v.shape[1]] = keep * first[:, :v.shape[1]] + v[..., 0]
     return shuffled(first)[:, 0]
 
 
+def stored_by(lane, a):                             # (blocks, threads) -> (blocks,)
+    """The result where warp w stores what lane(w) of it has."""
+    v = shuffled(warps(a))
+    w = np.arange(v.shape[1])
+    return v[:, w, lane(w)].sum(1)
+
+
 SHUFFLES = {
-    "zero": ("returns 0, as `return {};` does, or shuffled values that replace v and are not added",
-             lambda a: np.zeros(len(a))),
+    "not_stored": ("returns nothing, so that its kernel stores nothing: a `return` is missing",
+                   lambda a: np.full(len(a), UNWRITTEN)),
+    "zero": ("returns 0, as `return {};` does, or shuffled values replace v and are not added, or "
+             "the first warp takes none of the sums in `warps`, of which a block has "
+             "blockDim.x / 32", lambda a: np.zeros(len(a))),
     "replaced": ("replaces v by what the first five shuffles bring and does not add it",
                  lambda a: a[:, 31::32].sum(1)),
     "old_lanes": ("adds the sums of the warps to what other lanes of the first warp still have; "
@@ -258,6 +324,22 @@ SHUFFLES = {
     "last_warp": ("leaves out the last warp", lambda a: warps(a)[:, :-1].sum((1, 2))),
     "no_16": ("leaves out the shuffle with away = 16", lambda a: warps(a)[..., :16].sum((1, 2))),
     "no_1": ("leaves out the shuffle with away = 1", lambda a: warps(a)[..., ::2].sum((1, 2))),
+    "no_1_twice": ("leaves out the shuffles with away = 1, of the lanes and of the warps",
+                   lambda a: warps(a)[:, ::2, ::2].sum((1, 2))),
+    "kept_v": ("adds the sums of the warps to the old v of the first warp; they replace it",
+               lambda a: with_old_lanes(a, keep=1)),
+    "lane_31": ("stores what lane 31 of each warp has; lane 0 has the warp's sum",
+                lambda a: stored_by(lambda w: 0 * w + 31, a)),
+    "lane_of_warp": ("stores what lane w of warp w has; lane 0 has the warp's sum",
+                     lambda a: stored_by(lambda w: w, a)),
+    "own_warp": ("takes warps[warp] in each lane of the first warp; lane l takes warps[l]",
+                 lambda a: a[:, :32].sum(1) * a.shape[1] // 32),
+    "upwards": ("shuffles upwards, so that lane 0 gets nothing; __shfl_down_sync brings what lane "
+                "l + away has", lambda a: 1024 * a[:, 0]),
+    "exchanged": ("exchanges v and away, so that away is added: __shfl_down_sync(mask, v, away)",
+                  lambda a: a[:, 0] + 62),
+    "by_one": ("lowers away by 1 after each shuffle; it must halve",
+               lambda a: shuffled(warps(a), range(16, 0, -1))[..., 0].sum(1)),
     "eight_warps": ("adds at most 8 warps", lambda a: a[:, :256].sum(1)),
     "sixteen_warps": ("adds at most 16 warps", lambda a: a[:, :512].sum(1))}
 
@@ -272,6 +354,9 @@ def test_block_sum_cuda__work(subject, reference, agree, rng):
     asked = sum(launch.requests(op, "shared") for op in ("load", "store")) // blocks
     known, meaning = (
         ("one_thread", "one thread reads what all the others stored") if asked > 64 else
+        ("one_place", "the warps add in one place, one after the other: each has a place of its "
+                      "own, and the first warp adds up those")
+        if "shared atomic" in launch.launches[0]["totals"]["memory"] else
         ("no_shuffles", "use shuffles within a warp; each warp stores one number"))
     assert asked <= 16, mistake(
         known, f"block_sum_cuda: the 8 warps make {asked} requests of shared memory; 9 are enough: "
@@ -287,6 +372,19 @@ def test_block_sum_cuda__work(subject, reference, agree, rng):
     same_work("block_sum_cuda in blocks of 512", *(
         run(side, "sum_shuffle_cuda", x, 512)[1] for side in (subject, reference)))
     right(subject, agree, "block_sum_cuda", "sum_shuffle_cuda", exact(rng, 40_000), 1024, SHUFFLES)
+
+
+def counts_of_shares(subject, n, blocks, threads):
+    """What the shares make of one number alone, for some of n numbers."""
+    places = {*range(5), 4 * threads, 4 * blocks * threads, *range(n // 4 * 4 - 4, n)}
+    for k in sorted(places & {*range(n)}):
+        x, sums = np.zeros(n, np.float32), np.zeros(blocks * threads, np.float32)
+        x[k] = 1
+        subject.launch("shares_cuda", blocks, threads, (x, sums, n))
+        owners = np.flatnonzero(sums)
+        yield f"x[{k}]", sums.sum(), (
+            f" (in the share of thread{'s' * (len(owners) > 1)} {', '.join(map(str, owners[:4]))}"
+            f"{' and others' * (len(owners) > 4)})" if len(owners) else "")
 
 
 def shares(subject, agree, x, blocks, threads, what="", precision="exact"):
@@ -315,10 +413,14 @@ def shares(subject, agree, x, blocks, threads, what="", precision="exact"):
                          x.sum() + x[max(fours - 1, 0):fours].sum()),
         "short_n": ("keeps n in 16 bits", x[:n % 2**16].sum()),
         "zero": ("returns 0, as `return {};` does", 0.0),
+        "not_stored": ("returns nothing: a `return` is missing", UNWRITTEN * all_threads),
         "int_sum": ("keeps its sum in an int, which drops the fractions",
                     sums.sum(dtype=np.float64) if (sums == np.trunc(sums)).all() else np.nan)}
+    got = sums.astype(np.float64).sum()
+    if np.isfinite(x).all() and precision == "exact" and got != x.sum():
+        rows |= not_once(counts_of_shares(subject, n, blocks, threads), got)
     with np.errstate(invalid="ignore"):
-        agree(sums.astype(np.float64).sum(), x.sum(), precision,
+        agree(got, x.sum(), precision,
               f"{name}, {what or f'{n} number(s)'} by {blocks} block(s) of {threads}",
               lambda index: "the sum of all shares",
               telling(of_values(name, x if n else np.zeros(1)) | named(name, rows), x.sum()))
