@@ -13,7 +13,7 @@ WHY = {
     "arguments": "A letter is called without arguments.",
     "not_busy": "Ask engine.busy: a step on its way is work, too, and no request in a list.",
     "calls_none": "A None letter ends the thread; do not call it.",
-    "empty_raises": "get() sleeps until there is a letter; get_nowait() raises.",
+    "empty_raises": "get() sleeps until there is a letter; get_nowait() and a timeout raise.",
     "swallows": "Let the exception through: `run` catches it, and no client waits for ever.",
     "not_called": "They are out of the mailbox, but were not called. A letter is a function.",
     "left_in_mailbox": "All stay in the mailbox. A new request should be in the very next step.",

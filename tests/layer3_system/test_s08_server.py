@@ -384,14 +384,10 @@ def test_Call_add__the_end(subject):
         "never_closes", f"Call.add: {steps.call.open} of two answers are open after one ended")
     assert steps.call.error is None, tell(
         "every_end_fails", f"Call.add: the call has failed, {steps.call.error}")
-    for end in ("length", "abort"):
-        steps = steps_into(subject, 1)
-        steps.add(0, "", 0, end)
-        assert steps.call.error is None, tell(
-            "length_fails", f"Call.add, an end by {end}: the call has failed, {steps.call.error}")
-        assert steps.call.open == 0, tell(
-            "some_reasons", f"Call.add, an end by {end}: open is {steps.call.open}, expected 0")
-        assert steps.unread() == {0: ("", 0, end)}
+    steps.add(1, "", 0, "length")
+    assert steps.call.error is None, tell(
+        "length_fails", f"Call.add, an end by length: the call has failed, {steps.call.error}")
+    assert steps.call.open == 0 and steps.unread()[1] == ("", 0, "length")
     silent = steps_into(subject, 1)
     silent.add(0, "", 1, "stop")                # the token that ends it is not shown
     assert silent.call.woken.is_set(), tell(
@@ -414,6 +410,15 @@ def test_Call_add__a_failure(subject):
         "failure_no_end", f"Call.add, one of two answers ended by an error: {steps.call.open} "
                           f"are open, expected 1")
     assert steps.call.woken.is_set(), "Call.add, reason error: the reader was not woken"
+
+
+def test_Call_add__an_abort(subject):
+    steps = steps_into(subject, 1)
+    steps.add(0, "", 0, "abort")
+    assert steps.call.error is None, tell(
+        "length_fails", f"Call.add, an end by abort: the call has failed, {steps.call.error}")
+    assert steps.call.open == 0, tell(
+        "some_reasons", f"Call.add, an end by abort: open is {steps.call.open}, expected 0")
 
 
 def test_Call_add__many(subject):
