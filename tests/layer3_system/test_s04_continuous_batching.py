@@ -3,10 +3,22 @@
 Cases carry the numbers of the course's list of what every engine must handle.
 """
 
-from lab.judge.mistakes import mistake, named
+import contextlib
+
+from lab.judge.mistakes import mistake, named, raises
 from lab.judge.subject import Raised
 from layer3_system import BlockPool, Drive, Scheduler
-from tests.layer3_system.oracle_s04_continuous_batching import SHORT_OF_PAGES, TURNS
+from tests.layer3_system.oracle_s04_continuous_batching import (
+    ADMISSIONS,
+    LENS,
+    RUNS,
+    SEATS,
+    SHORT_OF_PAGES,
+    TURNS,
+    UNCHANGED,
+    WAITS,
+    misplaced,
+)
 
 # ---- a scheduler and all around it
 
@@ -52,10 +64,28 @@ def calm(drive, what):
     assert not faults, f"{what}: {faults[0]}"
 
 
+@contextlib.contextmanager
 def with_a_table():
-    """Within this context a request is released, in place of its table."""
-    return named("no_table", "pool.release takes a table: pass request.table.",
-                 lambda error: "'Request' object" in str(error))
+    """Within this context pages are given back, as pool.release(request.table) does."""
+    with named("no_table", "pool.release takes a table: pass request.table.",
+               lambda error: "'Request' object" in str(error)), \
+            named("frees_itself", "Give pages back with pool.release(request.table): the pool "
+                                  "knows who else reads them.",
+                  lambda error: "OrderedDict" in str(error)):
+        yield
+
+
+def unchanged(request):
+    """{field: value} of what must stay as it is."""
+    return {"pending": request.pending, "limit": request.limit,
+            "forks": [each.id for each in request.forks]}
+
+
+def stays(what, request, before):
+    for field, now in unchanged(request).items():
+        assert now == before[field], mistake(f"changes_{field}", (
+            f"{what}: {field} was {before[field]}, and is {now}. {UNCHANGED[field]}"),
+            UNCHANGED[field])
 
 
 # ---- situations that are drawn
@@ -98,99 +128,16 @@ def left_in(drive):
 
 
 def test_predict_two_seats(subject, truth):
-    lens = [8, 2, 2, 2, 8, 2]
-
-    queue = [(f"r{i}", 3, count) for i, count in enumerate(lens)]
+    queue = [(f"r{i}", 3, count) for i, count in enumerate(LENS)]
     want = truth(lambda: situation(own(max_seqs=2), [], queue).run())
     got = subject.predict_two_seats()
     assert type(got) is int, f"predict_two_seats: steps are a whole number, got {got!r}"
-    near = {
-        sum(max(pair) for pair in zip(lens[::2], lens[1::2], strict=True)): (
-            "static_batches", "That is the count for batches that wait for their longest answer. "
-                              "Here a seat is filled as soon as it is free."),
-        sum(lens) // 2: (
-            "no_empty_seat", "That would be the count if no seat were ever empty. Which request is "
-                             "still running at the end, and is the other seat taken?"),
-        max(lens): ("one_answer", "The longest answer alone takes that many. When does the second "
-                                  "long request get a seat?"),
-        min(lens) + max(lens): (
-            "early_start", "That is the count if the second long request follows one short one. "
-                           "How many requests hold that seat before it?"),
-        sum(lens): ("one_seat", "That is the count with one seat. There are two."),
-        2 * max(lens): ("long_in_turn", "That is the count if the second long request waits for "
-                                        "the first. There are two seats."),
-    }
-    name, why = near.get(got, ("", "Write down for each seat which request holds it, and until "
-                                   "which step."))
+    name, why = SEATS.get(got, ("", "Write down for each seat which request holds it, and until "
+                                    "which step."))
     assert got == want, mistake(name, f"predict_two_seats: {got} is not right. {why}", why)
 
 
 # ---- Scheduler.admit_waiting
-
-# name: (sizes, running, waiting, tokens left, expected, mistakes)
-# a request: (name, tokens of the prompt, tokens of the answer, answers or tokens computed)
-A, B, C, D = ((name, 3, 5, 1) for name in "abcd")
-ADMISSIONS = {
-    "three seats, four wait": (
-        {"max_seqs": 3}, [], [A, B, C, D], 20, {"a": 3, "b": 3, "c": 3}, {
-            "own_counts": ("Write into the `counts` that you are given; a new dict is lost.", {}),
-            "seat_empty": ("One seat stays empty: `max_seqs` requests may run.", {"a": 3, "b": 3}),
-            "no_seats": ("More requests run than there are seats.",
-                         {"a": 3, "b": 3, "c": 3, "d": 3}),
-            "only_one": ("Only one request is admitted: go on with the new head of the queue.",
-                         {"a": 3}),
-            "last_first": ("The last to arrive is served first.", {"d": 3, "c": 3, "b": 3})}),
-    "one of three seats is taken": (
-        {"max_seqs": 3}, [("x", 3, 5, 4)], [A, B, C], 20, {"a": 3, "b": 3}, {
-            "running_uncounted": ("x holds one of the three seats: count the running requests, "
-                                  "too.", {"a": 3, "b": 3, "c": 3})}),
-    "a budget of 20 left, prompts of 5, 30 and 4 tokens": (
-        {}, [], [("a", 5, 2, 1), ("b", 30, 2, 1), ("c", 4, 2, 1)], 20, {"a": 5, "b": 15}, {
-            "over_budget": ("The second prompt gets more tokens than the budget has left.",
-                            {"a": 5, "b": 30}),
-            "no_token_left": ("The last request takes a seat and pages although no token is left "
-                              "for it.", {"a": 5, "b": 15, "c": 0}),
-            "whole_prompts": ("The second prompt is not begun, since it does not fit whole: it may "
-                              "be computed in parts, and takes what the budget has left.",
-                              {"a": 5}),
-            "left_constant": ("`left` does not fall by what each request gets.",
-                              {"a": 5, "b": 20, "c": 4}),
-            "step_alone": ("A prompt may be computed in parts; part of it may go into this step.",
-                           {"a": 5, "c": 4})}),
-    "two prompts in chunks of at most 8 tokens, a budget of 14 left": (
-        {"chunk": 8}, [], [("a", 30, 2, 1), ("b", 30, 2, 1)], 14, {"a": 8, "b": 6}, {
-            "no_chunk": ("Ask `tokens_left` for what a request lacks: it knows the chunk.",
-                         {"a": 14})}),
-    "six pages of four slots; the second prompt needs five pages, the third one": (
-        {"P": 6}, [], [("a", 8, 4, 1), ("b", 20, 2, 1), ("c", 4, 2, 1)], 40, {"a": 8}, {
-            "overtakes": ("A short request overtakes an older one. None may, or a long prompt "
-                          "never gets its turn.", {"a": 8, "c": 4}),
-            "no_pages": ("The second request runs without pages: `admit` returned False.",
-                         {"a": 8, "b": 20}, {"a": 8, "b": 20, "c": 4})}),
-    "two seats, three answers to the first prompt": (
-        {"max_seqs": 2}, [], [("a", 3, 5, 3), B], 20, {}, {
-            "forks_uncounted": ("Requests are counted, not their answers: a needs three seats.",
-                                {"a": 3, "b": 3}),
-            "overtakes_forks": ("b overtakes a, which needs three seats.", {"b": 3})}),
-    "four seats; the first prompt wants three answers, the second two": (
-        {"max_seqs": 4}, [], [("a", 3, 5, 3), ("b", 3, 5, 2), C], 20, {"a": 3}, {
-            "running_forks": ("Each answer needs a seat, those of the running requests, too: these "
-                              "are six answers on four seats.", {"a": 3, "b": 3, "c": 3})}),
-    "five seats; the first prompt wants three answers, the second two": (
-        {"max_seqs": 5}, [], [("a", 3, 5, 3), ("b", 3, 5, 2), C], 20, {"a": 3, "b": 3}, {}),
-    "a budget of 20 left, exactly what two prompts need; a third waits": (
-        {}, [], [("a", 10, 2, 1), ("b", 10, 2, 1), ("c", 1, 2, 1)], 20, {"a": 10, "b": 10}, {}),
-    "a budget of 1 left, two wait": ({}, [], [A, B], 1, {"a": 1}, {}),
-    "one seat, taken": ({"max_seqs": 1}, [("x", 3, 5, 4)], [A], 20, {}, {}),
-    "three equal requests, pages for one": (
-        {"P": 2}, [], [("a", 5, 2, 1), ("b", 5, 2, 1), ("c", 5, 2, 1)], 20, {"a": 5}, {}),
-    "the first of three does not fit": (
-        {"P": 6}, [("x", 3, 5, 4)], [("a", 18, 2, 1), ("b", 3, 2, 1), C], 20, {}, {}),
-    "a budget past 31 bits": ({"budget": 2**32}, [], [A, B], 2**32, {"a": 3, "b": 3}, {}),
-    "an empty queue": ({}, [("x", 3, 5, 4)], [], 20, {}, {}),
-    "no budget left": ({}, [], [A], 0, {}, {}),
-}
-
 
 def test_Scheduler_admit_waiting(subject):
     """Case 16 among others."""
@@ -200,8 +147,6 @@ def test_Scheduler_admit_waiting(subject):
 
 def admit(subject, what, sizes, seated, queue, left, want, mistakes):
     drive = situation(played(subject, **sizes), seated, queue)
-    for name, *_ in queue:              # a request that was preempted is admitted as any other
-        subject.make("builtins:setattr", drive.requests[name], "preemptions", 2)
     counts = subject.make("collections:OrderedDict")
     for name, *_ in seated[:1]:         # running requests may be in the counts already
         counts.setdefault(drive.requests[name], 1)
@@ -213,8 +158,15 @@ def admit(subject, what, sizes, seated, queue, left, want, mistakes):
     assert len(runs) == len({*runs}), mistake("not_popped", (
         f"{what}: running is {names(runs)}. {runs[-1]} is admitted again and again: take it out of "
         f"the queue."), "take it out of the queue")
-    same(what, got, want, mistakes)
     first = [name for name, *_ in seated]
+    new = [name for name in runs if name not in first]
+    assert got or not new, mistake("own_counts", (
+        f"{what}: running is {names(runs)}, but `counts` got nothing. Write into the `counts` that "
+        f"you are given; a new dict is lost."), "write into the `counts` that you are given")
+    assert {*got} <= {*new}, mistake("not_running", (
+        f"{what}: the step computes {told(got)}, but running is {names(runs)}: an admitted request "
+        f"goes there."), "an admitted request goes there")
+    same(what, got, want, mistakes)
     assert runs == first + list(want), (f"{what}: running is {names(runs)}; expected the requests "
                                         f"that ran before, then {names(want)}")
     assert waits == [e[0] for e in queue if e[0] not in want], (
@@ -224,6 +176,10 @@ def admit(subject, what, sizes, seated, queue, left, want, mistakes):
     assert not early, mistake("admit_adds", (
         f"{what}: num_computed of {early[0]} has risen. `schedule` adds the tokens later: write "
         f"them into `counts` alone."), "write them into `counts` alone")
+    status = [drive.requests[name].status for name in want]
+    assert status == ["running"] * len(want), mistake("own_status", (
+        f"{what}: the status of those that were admitted is {names(status)}. `admit` sets it to "
+        f"running: leave it."), "`admit` sets it to running: leave it")
     held = [name for name in waits if drive.requests[name].table]
     assert not held, mistake("admits_before_seats", (
         f"{what}: {names(held)} still wait, but hold pages. `admit` allocates them: call it only "
@@ -232,18 +188,30 @@ def admit(subject, what, sizes, seated, queue, left, want, mistakes):
 
 def test_Scheduler_admit_waiting__known_pages(subject):
     """Tokens that the pool knows already are not missing once a request is admitted."""
-    for known, want in (([0, 1, 2], {"a": 8, "b": 6}), ([0], {"a": 14}), ([], {"a": 14})):
-        drive = situation(played(subject), [("x", 16, 5, 16)], [("a", 20, 2), ("b", 10, 2)])
+    for P, known, want in ((64, [0, 1, 2], {"a": 8, "b": 6}), (64, [0], {"a": 14}),
+                           (64, [], {"a": 14}), (8, [0, 1, 2], {"a": 8})):
+        drive = situation(played(subject, P), [("x", 16, 5, 16)], [("a", 20, 2), ("b", 10, 2)])
         subject.make("builtins:setattr", drive.requests["a"], "hashes", known)
         subject.make("builtins:setattr", drive.pool, "match_prefix",
                      subject.make("operator:attrgetter", "hashes"))
         counts = subject.make("collections:OrderedDict")
         drive.scheduler.admit_waiting(counts, 14)
-        same(f"admit_waiting, 14 tokens left, of the 20 of a the pool knows {4 * len(known)}",
-             counted(counts), want, {
+        same(f"admit_waiting, 14 tokens left, of the 20 of a the pool knows {4 * len(known)}, "
+             f"{P - 4} of {P} pages are free", counted(counts), want, {
+                 "own_pages": ("a needs no more pages than are free, since others hold what the "
+                               "pool knows: only `admit` can tell.", {}),
                  "asks_before_admit": ("What the pool knows is not computed again. Ask for the "
                                        "tokens that are left after `admit`, which finds the "
                                        "pages.", {"a": 14})})
+
+
+def test_Scheduler_admit_waiting__preempted_before(subject):
+    drive = situation(played(subject), [], [("a", 3, 5), ("b", 3, 5)])
+    subject.make("builtins:setattr", drive.requests["a"], "preemptions", 2)
+    counts = subject.make("collections:OrderedDict")
+    drive.scheduler.admit_waiting(counts, 20)
+    same("admit_waiting, a was preempted in an earlier step", counted(counts), {"a": 3, "b": 3}, {
+        "skips_preempted": ("It is admitted as any other, or it never ends.", {}, {"b": 3})})
 
 
 def test_Scheduler_admit_waiting__unseen(subject, rng, truth):
@@ -259,8 +227,9 @@ def test_Scheduler_admit_waiting__unseen(subject, rng, truth):
         sizes = {"P": sum(pages.values()) + int(rng.integers(6, 20)),
                  "max_seqs": int(rng.integers(4, 10)), "chunk": drawn_chunk(rng)}
         left = int(rng.choice([1, 2, sum(row[1] for row in queue[:2]), rng.integers(1, 50)]))
-        admit(subject, f"admit_waiting, {sizes}, {left} tokens left, {seated} run, {queue} wait",
-              sizes, seated, queue, left, truth(admitted), {})
+        admit(subject, f"admit_waiting, {sizes}, {left} tokens left, (name, prompt, answer, "
+              f"computed) {seated} run, (name, prompt, answer, answers) {queue} wait", sizes,
+              seated, queue, left, truth(admitted), {})
 
 
 # ---- Scheduler.preempt
@@ -271,6 +240,11 @@ def test_Scheduler_preempt(subject):
     drive = situation(played(subject), [("a", 6, 9, 7), ("b", 5, 9, 7)], [("c", 4, 2)])
     victim = drive.requests["b"]
     answer = victim.output              # three tokens of it are there
+    forks = [drive.make("fork", 5, 9)]
+    for thing, field, value in ((victim, "pending", 1), (victim, "forks", forks),
+                                (drive.scheduler, "copies", {40: 41})):
+        subject.make("builtins:setattr", thing, field, value)
+    before = unchanged(victim)
     with with_a_table():
         drive.scheduler.preempt(victim)
     stays_a_deque(drive, "preempt")
@@ -280,6 +254,9 @@ def test_Scheduler_preempt(subject):
     assert drive.running == ["a"], mistake(
         "still_running", f"preempt: running is {names(drive.running)}. A preempted request no "
                          f"longer runs; all others do.")
+    assert "fork" not in drive.waiting, mistake("queues_forks", (
+        f"preempt: waiting is {names(drive.waiting)}. `fork` starts the answers in b's forks once "
+        f"b's prompt is complete: they need no place in the queue."), "they need no place")
     assert drive.waiting == ["b", "c"], mistake("tail_of_queue", (
         f"preempt: waiting is {names(drive.waiting)}, expected [b, c]. The preempted request "
         f"arrived before those that wait, so it goes to the head of the queue."))
@@ -302,6 +279,12 @@ def test_Scheduler_preempt(subject):
     assert victim.status == "waiting", mistake(
         "status_kept", f"preempt: its status is {victim.status}, expected waiting.")
     assert victim.preemptions == 1, f"preempt: counted {victim.preemptions} times, expected 1"
+    assert victim.reason is None, mistake("has_a_reason", (
+        f"preempt: its reason is {victim.reason!r}, expected None: it has not ended."))
+    stays("preempt", victim, before)
+    assert drive.scheduler.copies == {40: 41}, mistake("copies_lost", (
+        f"preempt: copies was {{40: 41}}, and is {drive.scheduler.copies}: the step still has to "
+        f"copy this page for another request."), "the step still has to copy")
 
 
 def test_Scheduler_preempt__not_the_newest(subject):
@@ -311,6 +294,10 @@ def test_Scheduler_preempt__not_the_newest(subject):
         drive.scheduler.preempt(drive.requests[victim])
         got = drive.running, drive.waiting
         want = sorted({*runs} - {victim}), [victim]
+        lost = [name for name in runs if name not in got[0] + got[1]]
+        assert not lost, mistake("others_lost", (
+            f"preempt of {victim}, running was {names(runs)}: {names(lost)} neither run nor wait. "
+            f"Take out {victim} alone."), "neither run nor wait")
         assert got == want, mistake(
             "newest", f"preempt of {victim}, running was {names(runs)}: (running, waiting) is "
                       f"{got}, expected {want}: preempt the request that you are given, whether or "
@@ -347,32 +334,28 @@ def test_Scheduler_preempt__unseen(subject, rng):
 
 def test_Scheduler_finish(subject):
     """Case 19, the scheduler's part: decoding, in the middle of a prompt, waiting."""
-    for where in ("decoding", "mid-prompt", "waiting", "z"):
+    for where in ("decoding", "mid-prompt", "queued", "z"):
         finish(subject, where)
 
 
 def finish(subject, where):
     drive = situation(played(subject), [("a", 6, 9, 7), ("mid-prompt", 20, 9, 8),
-                                        ("decoding", 5, 9, 7)], [("waiting", 4, 2), ("z", 4, 2)])
+                                        ("decoding", 5, 9, 7)], [("queued", 4, 2, 2), ("z", 4, 2)])
     request, held = drive.requests[where], drive.pool.used
     pages = len(request.table)
-    answer = request.output
-    with named("one_list", f"finish: a request that is {where} is finished. Do you remove it from "
-                           f"the list that it is in?", lambda error: isinstance(error, Raised)), \
-            with_a_table():
+    answer, before = request.output, unchanged(request)
+    with raises("one_list", ValueError, f"finish: {where} {'runs' if where in RUNS else 'waits'}: "
+                                        f"remove it from the list that it is in."), with_a_table():
         drive.scheduler.finish(request, "abort")
     stays_a_deque(drive, "finish")
     assert request.output == answer, mistake("answer_lost", (
         f"finish: {len(request.output)} of the {len(answer)} tokens of its answer are left; the "
         f"client has yet to read them."))
-    left = [drive.running, drive.waiting]
-    want = [[n for n in ("a", "mid-prompt", "decoding") if n != where],
-            [n for n in ("waiting", "z") if n != where]]
-    name, why = ("oldest", "Only the finished request leaves `running`.") \
-        if left[0] != want[0] else ("head_of_queue", "Only the finished request leaves `waiting`.")
-    assert left == want, mistake(
-        name, f"finish: after finishing {where}: running is {names(left[0])}, waiting is "
-              f"{names(left[1])}. {why}", why)
+    left = drive.running, drive.waiting
+    name, why = misplaced(*left, where)
+    assert left == tuple([n for n in each if n != where] for each in (RUNS, WAITS)), mistake(
+        name, f"finish of {where}, running was {names(RUNS)} and waiting {names(WAITS)}: running "
+              f"is {names(left[0])} and waiting {names(left[1])}. {why}", why)
     assert not request.table or drive.pool.used > held - pages, mistake("table_kept", (
         f"finish: after finishing {where}, its table still lists {len(request.table)} pages that "
         f"it no longer holds. release(request.table) empties the list: pass the table itself."),
@@ -384,6 +367,7 @@ def finish(subject, where):
         "status_kept", f"finish: the status is {request.status!r} at the end, expected 'finished'.")
     assert request.reason == "abort", mistake(
         "own_reason", f"finish: the reason is {request.reason!r}, expected 'abort'.")
+    stays(f"finish of {where}", request, before)
 
 
 def test_Scheduler_finish__twice(subject):
@@ -478,14 +462,14 @@ def test_Scheduler_schedule_running__nothing_to_compute(subject):
     drive = situation(played(subject), [(name, 5, 9, 6) for name in "abc"])
     subject.make("builtins:setattr", drive.requests["b"], "limit", 7)
     got = counted(drive.scheduler.schedule_running())
+    assert drive.running == ["a", "b", "c"], mistake("removed", (
+        f"schedule_running: running is {names(drive.running)}. b lacks no token, but its last one "
+        f"has not arrived: it stays."), "it stays")
     same("schedule_running, b lacks no token", got, {"a": 1, "c": 1}, {
         "at_least_one": ("b gets a token that it does not lack.", {"a": 1, "b": 1, "c": 1}),
         "zero_tokens": ("A request that gets 0 tokens does not belong in `counts`.",
                         {"a": 1, "b": 0, "c": 1}),
         "stops_early": ("Those after b are served, too.", {"a": 1})})
-    assert drive.running == ["a", "b", "c"], mistake("removed", (
-        f"schedule_running: running is {names(drive.running)}. b lacks no token, but its last one "
-        f"has not arrived: it stays."), "it stays")
 
 
 def test_Scheduler_schedule_running__no_page_is_left(subject):
@@ -502,6 +486,19 @@ def test_Scheduler_schedule_running__no_page_is_left(subject):
         "preempted_in_step": ("c was preempted: leave it out of the step.",
                               {"a": 1, "b": 1, "c": 1})})
     take_turns(subject, SHORT_OF_PAGES)
+
+
+def test_Scheduler_schedule_running__a_page_to_be_copied(subject):
+    """Case 15: the next token of a goes into a page that another answer reads, too."""
+    drive = situation(played(subject), [("a", 5, 9, 6), ("b", 3, 9, 3)])
+    request = drive.requests["a"]
+    old = request.table[1]
+    drive.pool.share([old])
+    drive.scheduler.schedule_running()
+    copies, want = drive.scheduler.copies, {request.table[1]: old}
+    assert copies == want, mistake("drops_copies", (
+        f"schedule_running: copies is {copies}, expected {want}: `make_room` noted there what the "
+        f"step has to copy, and `schedule` empties it before."), "`schedule` empties it before")
 
 
 def test_Scheduler_schedule_running__at_the_edge_of_a_page(subject):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lab.judge.compare import brief
+from lab.judge.failures import Raised
 from lab.judge.mistakes import mistake, named, raises
 from layer3_system import (
     BlockPool,
@@ -20,6 +21,7 @@ from layer3_system import (
     Scheduler,
     mock_scores,
 )
+from tests.layer3_system.oracle_s07_engine import ASKS, BUDGET, NEVER, STEPS, by_rules, first_slip
 
 REQUEST = "layer3_system.s01_request:Request"
 PARAMS = "layer3_system.s01_request:SamplingParams"
@@ -119,10 +121,6 @@ class Run:
 # ---- predict_steps
 
 
-ASKS, BUDGET = [(10, 2), (3, 4), (5, 1)], 8
-NEVER = "The last token of an answer is never computed: nothing follows it."
-
-
 def computed_by_the_engine():
     """Rows of tokens by request, from the course's engine."""
     pool = BlockPool(20, 4)
@@ -131,38 +129,6 @@ def computed_by_the_engine():
         engine.submit([1] * prompt, SamplingParams(**(GREEDY | {"max_tokens": count})), name)
     notes = Recorder(engine).run()
     return [tuple(note["counts"].get(name, 0) for name in "abc") for note in notes]
-
-
-def by_rules(budget=BUDGET, last=1, phases=False, one=False):
-    """Rows by simple rules. last: tokens of an answer that need not be computed    phases: no
-    answer goes on while a prompt is not done    one: each begins when the one before is over"""
-    done, rows = [0] * len(ASKS), []
-    total = [prompt + count - last for prompt, count in ASKS]
-    while done != total:
-        left, row, cut = budget, [0] * len(ASKS), any(
-            d < prompt for d, (prompt, _) in zip(done, ASKS, strict=True))
-        for i, (prompt, _) in enumerate(ASKS):
-            missing = prompt - done[i] if done[i] < prompt else min(1, total[i] - done[i])
-            held = phases and cut and done[i] >= prompt or one and done[:i] != total[:i]
-            row[i] = 0 if held else min(missing, left)
-            left -= row[i]
-        done = [d + n for d, n in zip(done, row, strict=True)]
-        rows.append(tuple(row))
-    return rows
-
-
-def first_slip(rows, want):
-    """(id, sentence) of what is wrong in the first row that differs, "" for what has no id."""
-    for i, (row, right) in enumerate(zip(rows, want, strict=False)):
-        for k, (prompt, count) in enumerate(ASKS if row != right else ()):
-            done, total = sum(r[k] for r in rows[:i]), prompt + count - 1
-            if done + row[k] == total + 1:
-                return "computes_last", NEVER
-            if row[k] < right[k] and sum(row) < BUDGET:
-                return "budget_unused", (
-                    f"{'abc'[k]} has {total} tokens to compute, and {done} are done. In this step "
-                    f"it gets {row[k]}, although {BUDGET - sum(row)} of the budget are unused.")
-    return "", "Which request does the budget reach first, and what is left for the next?"
 
 
 def test_predict_steps(subject, truth):
@@ -232,20 +198,6 @@ class Counted:
         return np.array([of(self.rows[b], i) for b, i in self.owner])
 
 
-STEPS = {
-    "a prompt": (4, [(range(10, 15), (), (), (3, 1), 5, 5)]),
-    "a token more, beside a part of a prompt and a whole one": (4, [
-        (range(20, 26), (30, 31), (), (2, 5), 8, 1), (range(40, 60), (), (), (7, 0, 4), 11, 5),
-        (range(70, 73), (), (), (6,), 3, 3)]),
-    "answers at and around the end of a page (case 6)": (4, [
-        ((1, 2, 3), (), (), (9,), 3, 3), ((1, 2, 3, 4), (), (), (8,), 4, 4),
-        ((1, 2, 3, 4), (5,), (), (7, 2), 5, 1)]),
-    "guesses, and a token that is still being computed": (2, [
-        ((1, 2, 3), (4,), (5, 6), (3, 0, 8), 6, 3), ((7, 8), (9,), (), (5, 1), 4, 1)]),
-    "pages of one slot": (1, [((4, 4), (4,), (), (6, 2, 0), 3, 3)]),
-}
-
-
 @pytest.mark.parametrize("name", STEPS)
 def test_build_step(subject, agree, name):
     is_the_step(subject, agree, name, *STEPS[name])
@@ -261,6 +213,10 @@ def is_the_step(subject, agree, name, S, rows):
         step = subject.build_step(inputs.counts, S)
     assert step is not None, "build_step: got nothing (None), expected a Batch"
     inputs.as_before(f"build_step, {name}")
+    lens, ends = np.ravel(step.lens).tolist(), [row[4] for row in rows]
+    assert lens == ends or sorted(lens) != sorted(ends), mistake("reordered", (
+        f"build_step, {name}: lens is {lens}, expected {ends}: the requests come in another order "
+        f"than in `counts`."), "in another order than in `counts`")
     each = inputs.each
 
     def token(row, i):
@@ -326,9 +282,10 @@ def is_the_step(subject, agree, name, S, rows):
                             padded(lambda row: 0, front=True))})
     ns = [row[5] for row in rows]
     field("cu_q", np.array([0, *np.cumsum(ns)]), lambda i: f"entry {i[0]}", {
+        "lens_as_cu_q": ("that is lens: as_batch takes cu_q before lens", np.array(ends)),
         "no_running_sum": ("you give the counts, not their running sum", np.array([0, *ns])),
         "no_first_0": ("cu_q begins with 0, where the first request starts", np.cumsum(ns))})
-    field("lens", np.array([row[4] for row in rows]), b_of, {
+    field("lens", np.array(ends), b_of, {
         "new_only": ("you count only the new tokens, not the whole context", np.array(ns)),
         "all_known": ("you count all tokens, computed or not", np.array(
             [len([*row[0], *row[1], *row[2]]) for row in rows])),
@@ -377,7 +334,8 @@ def draws(subject, rows, every=False):
     params = subject.make(PARAMS)
 
     def request(id, prompt, answer=0, **more):
-        return subject.make(REQUEST, id, [1] * prompt, params, output=[2] * answer, **more)
+        return subject.make(REQUEST, id, [1] * prompt, params, output=[2] * answer,
+                            status="running", **more)
 
     counts = {request(id, prompt, answer, pending=pending, num_computed=computed,
                       draft=[3] * (computed - prompt - answer - pending),
@@ -524,17 +482,21 @@ def mock_engine(subject, counts, flights, overlap=False):
     def watched(answer=None):
         return subject.make(WATCHED, None, answer)
 
+    outputs = [make(request="a", tokens=[7], text=text, reason=None) for text in ("", "text")]
     parts = {"guess": watched(), "schedule": watched(counts), "launch": watched(flights),
-             "commit": watched(["an output", "and another"])}
+             "commit": watched(outputs)}
+    scheduler = make(schedule=parts["schedule"], running=["a"], waiting=[])
     engine = make(guess=parts["guess"], launch=parts["launch"], commit=parts["commit"],
-                  scheduler=make(schedule=parts["schedule"]), overlap=overlap, flights=["before"],
-                  counts="stale")
+                  scheduler=scheduler, overlap=overlap, flights=["before"], counts="stale")
     return engine, parts
 
 
 def test_run_step(subject):
     engine, parts = mock_engine(subject, {"a": 3}, ["first", "second"])
     outputs = subject.run_step(engine)
+    assert outputs is None or isinstance(outputs, (list, tuple)), mistake("not_a_list", (
+        f"run_step: expected a list of outputs, got {outputs!r}. A generator commits nothing until "
+        f"it is read."))
     calls = {name: part.calls for name, part in parts.items()}
     assert calls["schedule"], mistake(
         "never_schedules", "run_step: you never call engine.scheduler.schedule().")
@@ -550,10 +512,18 @@ def test_run_step(subject):
     assert calls["commit"] == [["first"], ["second"]], mistake(
         "one_flight", f"run_step: two flights were launched, but you committed {calls['commit']}: "
                       f"launch can return several flights.")
-    assert outputs == ["an output", "and another"] * 2, mistake("nested_outputs", (
+    assert outputs and not isinstance(outputs[0], list), mistake("nested_outputs", (
         f"run_step: got {outputs!r}, expected the outputs of all flights in one list."))
+    texts = [output.text for output in outputs]
+    assert texts == ["", "text"] * 2, mistake("drops_outputs", (
+        f"run_step: two flights gave outputs with the texts '' and 'text' each, and you return "
+        f"those with {texts}. One without a text may have a token: return all, in their order."),
+        "return all, in their order")
     assert calls["guess"] == [[]], mistake(
         "no_guess", "run_step: engine.guess() must be called exactly once.")
+    assert engine.flights, mistake("flights_dropped", (
+        f"run_step: without overlap engine.flights is {engine.flights!r}, before ['before']: "
+        f"leave it as it was."), "engine.flights is emptied")
     assert engine.flights == ["before"], mistake("flights_kept", (
         f"run_step: without overlap engine.flights is {engine.flights!r}; leave it as it was: what "
         f"is committed would be committed again, and the engine never be idle."))
@@ -589,6 +559,31 @@ def test_run_step__overlap(subject):
     subject.run_step(engine)
     assert parts["commit"].calls == [["before"]], mistake("last_flight_lost", (
         "run_step: even with empty counts, the flights of the step before must be committed."))
+
+
+def test_run_step__launch_reads_flights(subject):
+    """Case 32: it finds there the tokens that are still on their way."""
+    engine, parts = mock_engine(subject, {"a": 1}, [], overlap=True)
+    attribute = subject.make("operator:attrgetter", "getattr")(
+        subject.make("importlib:import_module", "builtins"))
+    subject.make("builtins:setattr", parts["launch"], "function",
+                 subject.make("functools:partial", attribute, engine, "flights"))
+    subject.run_step(engine)                    # what launch returns is what it finds there
+    assert engine.flights == ["before"], mistake("emptied_before_launch", (
+        f"run_step: while launch ran, engine.flights was {engine.flights!r}. It finds tokens that "
+        f"are still on their way there: store the new flights after it."), "while launch ran")
+
+
+def test_run_step__an_error_comes_through(subject):
+    for name in ("launch", "commit"):
+        engine, parts = mock_engine(subject, {"a": 1}, ["new"])
+        subject.make("builtins:setattr", parts[name], "function",
+                     subject.make("operator:itemgetter", "missing"))
+        with pytest.raises(Raised):
+            outputs = subject.run_step(engine)
+            raise AssertionError(mistake("swallows", (
+                f"run_step: {name} raised, and you return {outputs!r}: nobody will know of it. Let "
+                f"the exception through."), "let the exception through"))
 
 
 def test_run_step__order(subject):
@@ -763,9 +758,13 @@ def test_end_request__in_every_state(subject):
     (a,) = run.submit("a", PROMPTS["a"], max_tokens=1)
     run.step()                          # its last token is on its way
     run.engine.abort([a])
+    assert len(run.engine.flights) == 1, mistake("drops_flights", (
+        f"end_request: engine.flights has {len(run.engine.flights)} flights, before 1. Other "
+        f"requests have tokens in it, too; `commit` leaves out those of a request that is over."))
     run.drain()
-    assert run.ended == {"a": "abort"} and run.got["a"] == [], \
-        f"aborted with its last token on its way: ended {run.ended}, got {run.got['a']}"
+    assert run.ended == {"a": "abort"} and run.got["a"] == [], (
+        f"end_request, a is aborted with its last token on its way: {run.ended} have ended, "
+        f"expected a by abort, and a got {run.got['a']}, expected no token")
 
 
 def test_end_request__answers_that_wait(subject):
@@ -849,7 +848,7 @@ class Desk:
         self.state = self.make("operator:attrgetter", "status", "reason", "error", "finished_at")
         self.clock = self.make(WATCHED, None, 0.0)
         self.engine = self.make("types:SimpleNamespace", scheduler=self.scheduler, finished=0,
-                                clock=self.clock)
+                                clock=self.clock, pool=self.pool)
         self.requests = {}              # these two by name
         self.over = {}
         for leader in "abcd"[:rng.integers(1, 5)]:

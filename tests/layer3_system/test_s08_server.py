@@ -49,7 +49,8 @@ def test_predict_pieces(subject, truth):
     got = subject.predict_pieces()
     assert type(got) is int, f"predict_pieces: pieces are a whole number, got {got!r}"
     name = {sum(ANSWERS): "each_token", max(ANSWERS): "each_step", 1: "whole_call",
-            sum(n == max(ANSWERS) for n in ANSWERS): "still_running"}.get(got, "")
+            sum(n == max(ANSWERS) for n in ANSWERS): "still_running", 0: "all_read",
+            2 * len(ANSWERS): "end_apart"}.get(got, "")
     seen = f"predict_pieces: {got} is not right"
     assert got == want, tell(name, seen) if name else (
         f"{seen}. Which tokens can form one text, and which cannot?")
@@ -71,7 +72,11 @@ def read_mail(hand, what, *twice):
     except Raised as error:
         assert error.type != "Asleep", tell(
             "sleeps_busy", f"read_mail, {what}: it read {told(hand.done)}")
+        assert "positional argument" not in error.text, tell(
+            "arguments", f"read_mail, {what}: {error.text}")
         assert error.type != "TypeError", tell("calls_none", f"read_mail, {what}: {error.text}")
+        assert "SimpleNamespace' object has no attribute" not in error.text, tell(
+            "not_busy", f"read_mail, {what}: it asks the scheduler")
         assert error.type != "Empty", tell("empty_raises", f"read_mail, {what}: queue.Empty")
         raise
 
@@ -91,6 +96,15 @@ def test_Bridge_read_mail(subject):
         name, f"read_mail, letters a, b, c for a busy engine: it read {told(hand.done)}; expected "
               f"all, in their order")
     assert goes_on is True, tell("not_true", f"read_mail returned {goes_on!r} after letters")
+
+
+def test_Bridge_read_mail__a_burst(subject):
+    hand = by_hand(subject, busy=True)
+    for i in range(40):
+        hand.letter(f"{i}")
+    read_mail(hand, "40 letters")
+    left = hand.mail.qsize()
+    assert not left, tell("one_letter", f"read_mail, 40 letters, a busy engine: {left} are left")
 
 
 def test_Bridge_read_mail__a_busy_engine_does_not_wait(subject):
@@ -232,13 +246,16 @@ def refused(subject, fields, field, chat=False, names=None, **limits):
         name, f"{what}, {limits or 'no limits'}: it was accepted, with {field} = "
               f"{outcome['value'] and outcome['value'].get(field)!r}")
     assert outcome["status"] == 400, f"{what}: status {outcome['status']}, expected 400"
+    assert outcome["field"], tell("no_field", f"{what}: {outcome['text']!r} has no field")
+    assert field != "top_logprobs" or "true or false" not in outcome["text"], tell(
+        "renames_all", f"{what}, names {names}: {outcome['text']}")
     assert outcome["field"] == field, tell(
         "own_name", f"{what}: it names {outcome['field']}; the client calls this field {field}")
     assert outcome["text"].startswith(f"{field}:"), \
         f"{what}: the message is {outcome['text']!r}; it must begin with the field's name"
 
 
-WRONG = {"max_tokens": (-1, 0), "n": (0,), "temperature": ("hot", -1), "seed": (1.5,),
+WRONG = {"max_tokens": (-1, 0), "n": (0, "3"), "temperature": ("hot", -1), "seed": (1.5,),
          "stop": ("", 5, ["a", None]), "stop_token_ids": ([-1], 5), "logprobs": (99, True),
          "ignore_eos": (1,), "top_k": (2**31,), "top_p": (0,)}
 
@@ -387,10 +404,21 @@ def test_Call_add__a_failure(subject):
     assert error is not None, tell("error_ignored", "Call.add, reason error")
     assert error[0] == 500 and "an illegal memory access" in error[1], (
         f"Call.add, reason error: fail({error}); expected 500 and the request's own error")
+    assert "Request(" not in error[1], tell(
+        "whole_request", f"Call.add, reason error: fail({error})")
     assert steps.call.open == 1, tell(
         "failure_no_end", f"Call.add, one of two answers ended by an error: {steps.call.open} "
                           f"are open, expected 1")
     assert steps.call.woken.is_set(), "Call.add, reason error: the reader was not woken"
+
+
+def test_Call_add__an_abort(subject):
+    steps = steps_into(subject, 1)
+    steps.add(0, "", 0, "abort")
+    assert steps.call.error is None, tell(
+        "length_fails", f"Call.add, an end by abort: the call has failed, {steps.call.error}")
+    assert steps.call.open == 0, tell(
+        "some_reasons", f"Call.add, an end by abort: open is {steps.call.open}, expected 0")
 
 
 def test_Call_add__many(subject):
@@ -463,6 +491,7 @@ def ask(subject, count, taken, finished=0, ends=(), seats=2, queue=3):
     left = list(hand.bridge.ends)
     assert left == list(ends), tell(
         "ends_changed", f"{what}: self.ends was {list(ends)}, then it is {left}")
+    assert "returned" not in outcome, tell("returned", f"{what}: {outcome}")
     return what, outcome
 
 
@@ -476,7 +505,7 @@ def test_Bridge_make_room(subject):
         assert "value" in outcome, tell("five_fit" if (count, status) == (5, 400) else name,
                                         f"{what}: {status}, {outcome.get('text')}")
     what, outcome = ask(subject, 4, 5)
-    assert "status" in outcome, tell("default_limits", what)
+    assert "status" in outcome, tell("default_limits", f"{what}: it was accepted")
     for count, taken, finished in ((1, 5, 0), (3, 3, 0), (5, 1001, 1000), (1, 105, 100)):
         what, outcome = ask(subject, count, taken, finished)
         assert "status" in outcome, tell("one_too_many", what)
@@ -494,13 +523,14 @@ def test_Bridge_make_room__never(subject):
 WAITS = {(10, "3"): "one_place", (10, "2"): "upside_down", (10, "14"): "gaps",
          (10, "4"): "to_newest", (10, "6"): "from_newest", (8, "10"): "count_ends",
          (8, "7"): "rounded_down", (2, "1"): "rounded_down", (1, "0"): "at_once",
-         (3, "1"): "one_second", (60, "160"): "no_cap"}
+         (3, "1"): "one_second", (60, "160"): "no_cap", (12, "4"): "some_ends"}
 
 
 def test_Bridge_make_room__when_to_try_again(subject):
     for count, taken, ends, want in (
             (4, 5, (90, 91, 92, 94), 10),           # four ended in 10 s, four must end
             (4, 4, (90, 91, 92, 94), 8),            # 7.5 s: three must end
+            (4, 5, (40, *range(81, 100)), 12),      # twenty ended in 60 s
             (3, 5, (90, 92, 94, 96, 98), 6),
             (1, 5, (90, 92, 94, 96, 98), 2),
             (1, 5, (97, 98), 2),                    # 1.5 s
