@@ -551,7 +551,7 @@ def test_generate__drawn(subject, temperature):
     ways = {name: (rows[0][name][0], [row[name][1] for row in rows]) for name in names}
     if used != [8]:
         ways["other_draws"] = (f"rng.random() is called {used[0]} times for 8 tokens" if used else
-                               "rng is used otherwise than by rng.random()", new)
+                               "rng is asked for something else than rng.random()", new)
     assert new == want, message_of(ways, new, next(
         f"generate: at temperature {temperature} the random number {drawn[place]:.3f} gives token "
         f"{want[place]} as new token number {place}, got {token}; call rng.random() once per "
