@@ -143,13 +143,18 @@ def cell(name, number, source):
 
 
 def without_magics(part):
-    """(part without IPython's own lines, those lines), where it is not Python with them."""
+    """(part without IPython's own lines, those lines), where it is not Python with them. One within
+    a block becomes `pass`: the block may hold nothing else."""
     if part.language != "python" or part.cell is None or part.error() is None:
         return part, []
     rows = part.text.split("\n")
-    gone = [row.strip() for row in rows if MAGIC.match(row.strip())]
-    code = "\n".join("" if MAGIC.match(row.strip()) else row for row in rows)
-    return replace(part, text=code), gone
+    gone = []
+    for number, row in enumerate(rows):
+        indent = row[:len(row) - len(row.lstrip())]
+        if MAGIC.match(row.strip()):
+            gone.append(row.strip())
+            rows[number] = f"{indent}pass" if indent else ""
+    return replace(part, text="\n".join(rows)), gone
 
 
 def mentions(text, language, lesson):

@@ -341,6 +341,12 @@ def test_magics_in_the_cell_are_left_out(magic):
     noted(notes, "code cell 1", magic)
 
 
+def test_a_block_may_hold_nothing_but_a_magic():
+    made, notes = of(("hw.ipynb", ["if True:\n    !ls\n" + MERGE]))
+    assert got(made, "merge") == code(MERGE, "merge")
+    noted(notes, "code cell 1", "!ls")
+
+
 def test_a_percent_sign_that_is_python_stays():
     text = "def merge(a, b):\n    c = (a\n% b)\n    return '''\n%d\n!'''\n"
     made, notes = of(("hw.ipynb", [text]))
