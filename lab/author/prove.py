@@ -34,6 +34,7 @@ LANDING = 210
 SLOWEST = 10            # times what a unit is expected to take, and PATIENCE seconds: then it ends
 PATIENCE = 600
 MARGIN = 60             # seconds before the deadline in which a longer unit may begin
+MORE = 1                # units of a full proof beyond one a core: they wait for half of their time
 LINES = 20              # of a failure that are told
 MAX_LISTED = 10         # units that are listed
 JOURNAL = ROOT / ".cache" / "proof.json"
@@ -62,12 +63,14 @@ class Proof:
     """Runs units on all cores and keeps their rows.
 
     rows: those that an earlier run left
+    more: units at a time beyond one for each core
     deadline: by time.monotonic(), for the units that may be left out
     journal(rows): called when a unit has ended
     """
 
-    def __init__(self, rows=None, deadline=float("inf"), journal=None):
+    def __init__(self, rows=None, deadline=float("inf"), journal=None, more=0):
         self.rows = dict(rows or {})
+        self.at_a_time = device.workers() + more
         self.deadline = deadline
         self.journal = journal
         self.left_out = []
@@ -86,7 +89,7 @@ class Proof:
         planned = [unit for unit in planned if unit.name not in self.rows]
         self.total = len(planned) + len(self.rows)
         together = [unit for unit in planned if not unit.alone]
-        with ThreadPoolExecutor(device.workers()) as pool:
+        with ThreadPoolExecutor(self.at_a_time) as pool:
             try:
                 list(pool.map(self.step, together))
                 for unit in planned:
@@ -269,7 +272,7 @@ def full(seconds=None):
         records.write(JOURNAL, {name: [keys[name], asdict(row)] for name, row in rows.items()})
 
     deadline = began + seconds if seconds else float("inf")
-    proof = Proof(rows, deadline, keep)
+    proof = Proof(rows, deadline, keep, MORE)
     code = watched(proof, planned, began)
     if proof.left_out:
         print(f"not finished: {len(proof.left_out)} units are left; the same command goes on")
@@ -300,7 +303,7 @@ def soak():
 def watched(proof, planned, began):
     """Run the units of a proof, look at the machine and at the desk meanwhile, and tell; the exit
     code."""
-    print(f"{len(planned)} units on {device.workers()} cores", flush=True)
+    print(f"{len(planned)} units, {proof.at_a_time} at a time", flush=True)
     desk = contents(ROOT / "work")
     with Watch() as machine:
         proof.run(planned)

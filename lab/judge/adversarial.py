@@ -139,6 +139,15 @@ def views(x):
     return {"rows far apart": wide, "columns first": turned, "a base within an array": offset}
 
 
+def apart(*arrays):
+    """The same numbers in wider arrays, so that the strides of no two are alike."""
+    wide = [_room(x, (*x.shape[:-1], x.shape[-1] + 8 * n))[..., :x.shape[-1]]
+            for n, x in enumerate(arrays, 1)]
+    for view, x in zip(wide, arrays, strict=True):
+        view[...] = x
+    return wide
+
+
 def _room(x, shape):
     """An array like x, in another shape, that holds 77."""
     return np.full(shape, 77, x.dtype) if isinstance(x, np.ndarray) else x.new_full(shape, 77)

@@ -9,6 +9,7 @@ Ranks of one machine share its cores, and wait for those more than for messages.
 measures with a `Wire` for each rank, slow enough that the cores do not matter.
 """
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -108,6 +109,16 @@ def fit(sizes: Sequence[float], seconds: list[float]) -> tuple[float, float]:
         raise ValueError("the times do not grow with the bytes as alpha + S · beta does: measure "
                          "on a quiet machine")
     return float(alpha), float(beta)
+
+
+def measured_crossing(sizes: list[int], seconds: dict[str, list[float]]) -> float:
+    """Bytes from which on the ring was faster than the tree; between two sizes the times are taken
+    for straight lines. seconds: as sweep has them"""
+    lead = np.subtract(seconds["ring"], seconds["tree"])
+    for (S, before), (larger, after) in itertools.pairwise(zip(sizes, lead, strict=True)):
+        if before > 0 >= after:
+            return float(S + (larger - S) * before / (before - after))
+    raise ValueError(f"ring and tree do not cross between {sizes[0]:,} and {sizes[-1]:,} bytes")
 
 
 def table(sizes: list[int], seconds: dict[str, list[float]]) -> list[str]:

@@ -90,7 +90,7 @@ def step_bars(rows: dict[str, dict[str, float]]) -> "Figure":
         left = 0.0
         for part, seconds in parts.items():
             axes.barh(y, seconds, 0.62, left, color=SHADES[part],
-                      label=part if y == 0 else None)
+                      label=part if y == 0 and any(row[part] for row in rows.values()) else None)
             if seconds > 0.04 * sum(parts.values()):
                 axes.text(left + seconds / 2, y, f"{seconds:.1f}", ha="center", va="center",
                           fontsize=8, color="white")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from lab.judge.ranks import RankRun
+    from lab.judge.ranks import RankRun, Span
 
 __all__ = ["rank_lanes", "rank_matrix", "ring_and_tree", "ring_rounds"]
 
@@ -69,7 +69,8 @@ def rank_lanes(run: "RankRun") -> "Figure":
     axes.tick_params(left=False)
     axes.spines[["top", "right", "left"]].set_visible(False)
     for what, colour in (("computes", BLUE), ("sends, collective", RED), ("receives", GREY)):
-        axes.barh(0, 0, color=colour, label=what)
+        if colour in map(colour_of, run.spans):
+            axes.barh(0, 0, color=colour, label=what)
     figure.legend(loc="outside lower center", ncols=3, frameon=False, handlelength=1, fontsize=8)
     return closed(figure)
 
@@ -77,13 +78,16 @@ def rank_lanes(run: "RankRun") -> "Figure":
 def draw_lane(axes: "Axes", y: float, spans: list, last: float) -> None:
     """Bars of one lane. last: the end of the picture, in seconds"""
     for span in spans:
-        colour = GREY if span.name == "recv" else RED if span.exchange else BLUE
         width = span.ended - span.began
         axes.barh(y, 1e3 * width, 0.16 if span.exchange else 0.3, left=1e3 * span.began,
-                  align="edge", color=colour, edgecolor="white", lw=0.5)
+                  align="edge", color=colour_of(span), edgecolor="white", lw=0.5)
         if width > NARROW * last and not span.exchange:
             axes.text(1e3 * (span.began + width / 2), y + 0.15, span.name, ha="center",
                       va="center", fontsize=7, color="white")
+
+
+def colour_of(span: "Span") -> str:
+    return GREY if span.name == "recv" else RED if span.exchange else BLUE
 
 
 def ring_rounds(n: int) -> "Figure":
@@ -146,7 +150,7 @@ def ring_and_tree(n: int, sizes: list[int], shared: dict[str, list[float]], alph
                   beta: float, wired_sizes: list[int], wired: dict[str, list[float]],
                   wire: tuple[float, float]) -> "Figure":
     """Time against bytes at n ranks. Left: on shared cores, both axes logarithmic, with the line of
-    alpha and beta. Right: on wires, with the lines of both sums; dashed, where they cross.
+    alpha and beta. Right: on wires, with the lines of both sums; dashed, where these cross.
 
     shared, wired: {"message", "ring" or "tree": [seconds of each size]}; wire: alpha and beta of it
     """
@@ -182,13 +186,14 @@ def draw_shared(axes: "Axes", sizes: list[int], seconds: dict[str, list[float]],
 
 def draw_wired(axes: "Axes", n: int, sizes: list[int], seconds: dict[str, list[float]],
                wire: tuple[float, float]) -> None:
-    """Dots and lines of both sums, and where they cross."""
+    """Dots and lines of both sums, and where the lines cross."""
     x = np.geomspace(min(sizes), max(sizes), 100)
     for name, formula, colour in (("ring", ring_seconds, BLUE), ("tree", tree_seconds, RED)):
         axes.semilogx(x, [1e3 * formula(n, S, *wire) for S in x], color=colour, lw=1.5)
         axes.semilogx(sizes, [1e3 * t for t in seconds[name]], "o", color=colour, ms=5)
     S = crossing(n, *wire)
     axes.axvline(S, color=GREY, lw=1, ls="--")
-    axes.annotate(f"cross at\n{S / 1e3:,.0f} kB", (S, 0.97), xycoords=("data", "axes fraction"),
-                  xytext=(-5, 0), textcoords="offset points", color=GREY, ha="right", va="top")
+    axes.annotate(f"lines cross\nat {S / 1e3:,.0f} kB", (S, 0.97), xytext=(-5, 0),
+                  xycoords=("data", "axes fraction"), textcoords="offset points",
+                  color=GREY, ha="right", va="top")
     axes.set_ylim(bottom=0)

@@ -4,6 +4,8 @@ import math
 
 import numpy as np
 
+from lab.judge.adversarial import apart
+
 LOG2E = math.log2(math.e)
 TF32 = ("a product is in TF32, with 10 bits of fraction: input_precision=\"ieee\" in every tl.dot "
         "keeps fp32")
@@ -17,17 +19,6 @@ def inputs(rng, B, T, N, H, G, D, dtype="float32"):
     arrays = [torch.from_numpy(rng.standard_normal(shape, np.float32)).to(getattr(torch, dtype))
               for shape in shapes]
     return *arrays, torch.from_numpy(rng.standard_normal((B, T, H), np.float32))
-
-
-def apart(*tensors):
-    """The same numbers in wider arrays, so that the strides of no two are alike."""
-    import torch
-
-    views = [torch.full((*x.shape[:3], x.shape[3] + 8 * n), 77, dtype=x.dtype)[..., :x.shape[3]]
-             for n, x in enumerate(tensors, 1)]
-    for view, x in zip(views, tensors, strict=True):
-        view[...] = x
-    return views
 
 
 def plain(x):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lab.judge.adversarial import VALUES, WORDS, shifted
+from lab.judge.adversarial import VALUES, WORDS, apart, shifted
 from lab.judge.mistakes import mistake
 from lab.judge.pace import numbers
 from lab.judge.subject import Raised
@@ -33,15 +33,6 @@ def inputs(rng, B, T, N, H, G, D, dtype="float32", spread=1.0):
     return [torch.from_numpy(size * rng.standard_normal(shape, np.float32)).to(
         getattr(torch, dtype)) for shape, size in
         (((B, T, H, D), spread), ((B, N, G, D), 1), ((B, N, G, D), 1))]
-
-
-def apart(*tensors):
-    """The same numbers in wider arrays, so that the strides of no two are alike."""
-    views = [torch.full((*x.shape[:3], x.shape[3] + 8 * n), 77, dtype=x.dtype)[..., :x.shape[3]]
-             for n, x in enumerate(tensors, 1)]
-    for view, x in zip(views, tensors, strict=True):
-        view[...] = x
-    return views
 
 
 def oracle(q, k, v, causal, scale):

@@ -115,12 +115,13 @@ def test_files_of_tests_share_the_gpu_and_one_that_failed_runs_again_alone(cours
 
 
 def test_benches_prepare_at_once_and_measure_one_at_a_time(course, monkeypatch):
-    """Each waits, before it measures, until the other has prepared; neither sees the other
-    measure. Neither may run again, as a bench that failed does."""
+    """Once both have begun, each waits, before it measures, until the other has prepared; neither
+    sees the other measure. Neither may run again, as a bench that failed does."""
     bench = ("import pathlib, sys, time; from lab.measure import turns\n"
              "open('ran_{own}', 'x')\n"
-             "turns.prepare(pathlib.Path(sys.argv[-3])); time.sleep({seconds})\n"
-             "pathlib.Path('{own}').touch()\n"
+             "turns.prepare(pathlib.Path(sys.argv[-3])); pathlib.Path('begun_{own}').touch()\n"
+             "while not pathlib.Path('begun_{other}').exists(): time.sleep(0.1)\n"
+             "time.sleep({seconds}); pathlib.Path('{own}').touch()\n"
              "with turns.alone():\n"
              "    assert pathlib.Path('{other}').exists()\n"
              "    pathlib.Path('measuring').mkdir(); time.sleep(0.5)\n"

@@ -209,3 +209,12 @@ def test_graders_run_once(capsys):
     names = [e.test for e in lesson.exercises]
     assert graders and all(any(name in test for name in names) for test in graders)
     assert not any(f"::{name}" in test for test in collected[("--no-graders",)] for name in names)
+
+
+def test_a_full_proof_runs_one_unit_more_than_there_are_cores(whole, capsys):
+    _, _, planned = whole
+    meet = ("import pathlib, time; pathlib.Path('met_{0}').touch()\n"
+            "while len(list(pathlib.Path().glob('met_*'))) < 2: time.sleep(0.05)")
+    planned[1:] = [python(name, meet.format(name)) for name in "bc"]
+    assert prove.full()[0] == 0
+    assert capsys.readouterr().out.startswith("3 units, 2 at a time")

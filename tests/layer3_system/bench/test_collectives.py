@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from layer3_system.bench.s20_collectives import Wire, all_reduce_tree
+from layer3_system.bench.s20_collectives import Wire, all_reduce_tree, measured_crossing
 from layer3_system.s20_collectives import all_reduce, ring_seconds, tree_seconds
 
 ALPHA, BETA = 3.0, 0.5          # seconds, seconds a byte: nobody sleeps them
@@ -44,3 +44,10 @@ def test_a_trees_root_waits_for_half_of_the_rounds(slept):
     with Wire(ALPHA, BETA):
         all_reduce_tree(torch.ones(400))
     assert sum(slept) == tree_seconds(4, 1600, ALPHA, BETA) / 2
+
+
+def test_where_measured_times_cross():
+    seconds = {"ring": [3.0, 4.0, 6.0], "tree": [1.0, 3.0, 9.0]}
+    assert measured_crossing([100, 200, 600], seconds) == 300
+    with pytest.raises(ValueError, match="do not cross between 100 and 200 bytes"):
+        measured_crossing([100, 200], {"ring": [3.0, 4.0], "tree": [1.0, 3.0]})
