@@ -20,6 +20,7 @@ from lab.terminal import (
     Json,
     LessonWord,
     LessonWords,
+    OnHost,
     console,
     options,
     own_desk,
@@ -141,11 +142,13 @@ def check(
     as_json: Json = False,
     problems: Annotated[bool, typer.Option(
         "--problems", help="then each fail in one line, path:line: error: …, for editors")] = False,
+    on: OnHost = None,
 ):
-    """Grade the desk. Exit 0: all passed; 1: a fail; 2: cannot run; 3: no fail, not all passed."""
-    from lab.judge import forked, report
+    """Grade the desk. Exit 0: all passed; 1: a fail; 2: cannot run; 3: no fail, not all passed.
+    With --on, those exercises whose speed counts are graded on the GPU of HOST."""
+    from lab.judge import report
 
-    lessons, exercise = chosen(what, file)
+    lessons, exercise = chosen(what, file, on)
     reports = []
     codes = []
     for lesson in lessons:
@@ -154,7 +157,7 @@ def check(
         if file and exercise is None and file.suffix != ".ipynb":
             language = lesson.language(file)
             names = [e.name for e in lesson.exercises if e.language == language]
-        verdicts = forked.verdicts(lesson, candidate, names)
+        verdicts = graded(lesson, candidate, names, on)
         verdicts = list(verdicts) if as_json else print_verdicts(lesson, candidate, verdicts)
         if file is None:
             own_desk().record(lesson, candidate, verdicts)
@@ -168,8 +171,21 @@ def check(
     raise typer.Exit(1 if 1 in codes else max(codes))
 
 
-def chosen(what, file):
-    """(lessons, exercise or None) for a command's argument; the whole desk without one."""
+def graded(lesson, candidate, names, on):
+    """Verdicts from this machine, or from another one's GPU."""
+    from lab.desk import elsewhere
+    from lab.judge import forked
+
+    if on is not None:
+        return elsewhere.verdicts(on, lesson, candidate, names)
+    return forked.verdicts(lesson, candidate, names)
+
+
+def chosen(what, file, on=None):
+    """(lessons, exercise or None) for a command's argument; without one the whole desk, of which
+    another machine gets what needs its GPU."""
+    from lab.desk import elsewhere
+
     if what is not None:
         lesson, exercise = course.find_exercise(what)
         return [lesson], exercise
@@ -178,7 +194,8 @@ def chosen(what, file):
     there = own_desk().lessons()
     if not there:
         raise CourseError(f"the desk {own_desk().folder} is empty: run `lab start`")
-    return there, None
+    measured = [lesson for lesson in there if elsewhere.measured(lesson)]
+    return (measured if on and measured else there), None
 
 
 def from_file(lesson, file):

@@ -93,8 +93,8 @@ def on_loopback():
 
 
 def ranks_here():
-    """How many ranks `torchrun` started on this machine; 1 without it."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    """How many ranks `torchrun` started on this machine; 0 without it."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", 0))
 
 
 def restarts():

@@ -19,6 +19,8 @@ LESSON = typer.Argument(metavar="LESSON", help="an id, or its start: k07")
 LessonWord = Annotated[str | None, LESSON]
 LessonWords = Annotated[list[str] | None, LESSON]
 Json = Annotated[bool, typer.Option("--json", help="machine-readable")]
+OnHost = Annotated[str | None, typer.Option("--on", metavar="HOST[:FOLDER]", help=(
+    "a machine with a GPU, by ssh; FOLDER holds a clone of the course there"))]
 options = {"desk": None}            # of `lab` itself, before the command's name
 
 

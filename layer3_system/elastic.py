@@ -22,6 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 
 import lab
 from lab import device
+from lab.remote.agreement import need_torchrun
 from layer3_system import s31_fault_tolerance
 from layer3_system.checkpoint import Folder, manifest_name, pack, shard_name
 from layer3_system.training.group import GlooGroup
@@ -109,6 +110,7 @@ class Job:
 def meet() -> None:
     """Join the other ranks. torchrun keeps one store of addresses over its restarts: under a name
     of this start, none is that of a rank that was killed."""
+    need_torchrun(LESSON)
     store, rank, size = next(iter(rendezvous("env://")))
     dist.init_process_group("gloo", store=dist.PrefixStore(f"start {device.restarts()}", store),
                             rank=rank, world_size=size)

@@ -7,19 +7,21 @@ from typing import Annotated
 import typer
 
 from lab import course, device
-from lab.terminal import Json, LessonWord, LessonWords, console
+from lab.terminal import Json, LessonWord, LessonWords, OnHost, console
 
 OnlyCheck = Annotated[bool, typer.Option("--check", help="say what is stale; write nothing")]
 
 
-def bench(lesson: LessonWord = None, as_json: Json = False):
+def bench(lesson: LessonWord = None, as_json: Json = False, on: OnHost = None):
     """Measure the lessons' kernels on this machine's GPU. The results go into
     benchmarks/<device>.json. Without a GPU, what is meant for a CPU is measured and nothing is
-    recorded."""
+    recorded. With --on, the GPU of HOST is measured, and nothing is recorded here."""
     from lab import device
     from lab.measure import bench as benching
     from lab.measure import records
 
+    if on is not None:
+        return bench_elsewhere(on, lesson, as_json)
     rows = {}
     for one in [course.find(lesson)] if lesson is not None else benching.units(benching.here()):
         results = benching.unit(one)
@@ -33,6 +35,20 @@ def bench(lesson: LessonWord = None, as_json: Json = False):
     if device.gpu():
         print(f"written: {file.relative_to(records.ROOT)}; `lab build` makes the tables from it",
               file=sys.stderr)
+
+
+def bench_elsewhere(on, lesson, as_json):
+    """Print what another machine's GPU reaches."""
+    from lab.desk import elsewhere
+    from lab.measure import bench as benching
+
+    rows = {}
+    for one in [course.find(lesson)] if lesson is not None else benching.units():
+        rows[one.id] = elsewhere.measure(on, one)
+        if not as_json:
+            print(benching.text(one, rows[one.id]), flush=True)
+    if as_json:
+        print(json.dumps(rows, indent=1))
 
 
 def new(name: Annotated[str, typer.Argument(metavar="ID")]):

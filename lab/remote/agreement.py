@@ -7,13 +7,15 @@ from lab import course, device
 SHOWN = 48              # bytes of a fact that a message can quote
 
 
-def meet(lesson, **facts):
+def meet(lesson, only_cpu=False, **facts):
     """Join the ranks that `torchrun` started, which must have one version of a lesson. The device
     of this rank: "cuda" and NCCL where each rank of its machine has a GPU, else "cpu" and gloo."""
     import torch
     import torch.distributed as dist
 
-    cuda = torch.cuda.is_available() and torch.cuda.device_count() >= device.ranks_here()
+    need_torchrun(lesson)
+    cuda = not only_cpu and torch.cuda.is_available()
+    cuda = cuda and torch.cuda.device_count() >= device.ranks_here()
     dist.init_process_group("nccl" if cuda else "gloo")
     if cuda:
         torch.cuda.set_device(dist.get_node_local_rank())
@@ -23,6 +25,13 @@ def meet(lesson, **facts):
     agree({"version of the course": course.VERSION, "lesson": lesson,
            "program": course.find(lesson).sources["python"], **facts}, place)
     return place
+
+
+def need_torchrun(lesson):
+    """End the program with one line where `torchrun` did not start it."""
+    if not device.ranks_here():
+        raise SystemExit("this process is no rank: start it by torchrun --nproc-per-node …, as "
+                         f"{lesson} shows")
 
 
 def agree(facts, place="cpu"):

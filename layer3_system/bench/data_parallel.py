@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lab.remote.agreement import meet
 from lab.remote.recorder import mark
 from layer3_system.testing.training_driver import own_batches, train_llama
 from layer3_system.testing.training_models import IGNORED, TrainLlama
@@ -87,8 +88,7 @@ def regression(levels: int | None, feedback: bool) -> float:
 
 
 def main() -> None:
-    dist.init_process_group("gloo")
-    torch.set_num_threads(1)
+    meet("s21_data_parallel", only_cpu=True)
     for stage in (*STAGES, None):
         name = "fully_shard" if stage is None else f"stage {stage}"
         began = time.perf_counter()

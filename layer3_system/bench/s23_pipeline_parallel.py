@@ -15,12 +15,11 @@ from functools import partial
 from pathlib import Path
 from statistics import mean
 
-import torch
 import torch.distributed as dist
 
 from lab import course
 from lab.judge.isolate import running
-from lab.remote.agreement import agree
+from lab.remote.agreement import meet
 from layer3_system.pipeline import Schedule, Times, bubble, interleaved, zero_bubble
 from layer3_system.s23_pipeline_parallel import gpipe, one_forward_one_backward
 from layer3_system.testing.pipeline_llama import beside_library, train_alone
@@ -84,9 +83,7 @@ def measured(tick: float) -> dict[str, dict[str, float]]:
 
 def on_own_ranks(ticks: tuple[float, ...]) -> None:
     """On the ranks that torchrun has started; the last stage and rank 0 print."""
-    dist.init_process_group("gloo")
-    torch.set_num_threads(1)
-    agree({"version of the course": course.VERSION, "lesson": LESSON})
+    meet(LESSON, only_cpu=True)
     i = dist.get_rank()
     p = dist.get_world_size()
     steps = beside_library({name: WAYS[name][0](i, p, M) for name in ("GPipe", "1F1B")},

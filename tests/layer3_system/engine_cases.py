@@ -22,26 +22,45 @@ from layer3_system import (
     mock_scores,
 )
 from layer3_system.bench.soak import alone
+from layer3_system.engine.drafts import Drafter
 from layer3_system.s11_kv_offload import TieredPool
 from layer3_system.tiers import HostTier, TieredPages
 
 S = 4                                   # slots of a page
 END = 256
 Pool = PrefixPool                       # what `prefix_pool` makes
+Guess = None                            # makes what an `engine` guesses by that has nothing else
 
 
 def pytest_generate_tests(metafunc):
-    """Each test of a file that uses `tiers` on the device alone, and over a tier."""
-    if "tiers" in metafunc.fixturenames:
-        metafunc.parametrize("tiers", [False, True], ids=["device", "tiers"], indirect=True)
+    """Each test of a file that uses `mode` in all of them."""
+    if "mode" in metafunc.fixturenames:
+        metafunc.parametrize("mode", ["device", "tiers", "guesses"], indirect=True)
 
 
-@pytest.fixture(name="tiers")
-def tiers_below(request, monkeypatch):
-    """Whether engines have a tier below."""
-    if request.param:
-        monkeypatch.setattr(sys.modules[__name__], "Pool", over_host)
+@pytest.fixture(name="mode")
+def mode_of_engines(request, monkeypatch):
+    """What the engines of a test have besides the device: a tier below, or guesses."""
+    here = sys.modules[__name__]
+    if request.param == "tiers":
+        monkeypatch.setattr(here, "Pool", over_host)
+    if request.param == "guesses":
+        monkeypatch.setattr(here, "Guess", Guesses)
     return request.param
+
+
+class Guesses:
+    """Guesses at a mock model's greedy tokens, of which one in five is wrong."""
+
+    def __init__(self, k=3):
+        self.k = k
+
+    def propose(self, tokens):
+        guesses = list(tokens)
+        for _ in range(self.k):
+            best = int(mock_scores(guesses).argmax())
+            guesses.append((best + (len(guesses) % 5 == 0)) % (END + 1))
+        return guesses[len(tokens):]
 
 
 def over_host(P, S):
@@ -66,6 +85,8 @@ def engine(P=64, max_seqs=8, budget=64, chunk=None, pool=None, room=512, scores=
            **others):
     """An engine with a mock model, P pages of 4 slots, and a clock that ticks once a reading."""
     pages = (pool or prefix_pool)(P, S)
+    if Guess is not None and not others.get("overlap"):
+        others.setdefault("drafter", Drafter(Guess().propose))
     return connected(MockLlama(room, scores=scores), ByteTokenizer(), pages,
                      Scheduler(pages, max_seqs, budget, chunk), clock=count().__next__, **others)
 

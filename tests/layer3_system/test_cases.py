@@ -1,6 +1,7 @@
 """The 34 cases that an engine must handle, by number: 1 to 22, memory and the scheduler.
 
-Each runs a second time with a few places in host memory below the pages (s11). 23 to 34 are in
+Each runs again with a few places in host memory below the pages (s11), and with guesses that steps
+verify (s10). 23 to 34 are in
 test_cases_of_tokens.py.
 """
 
@@ -13,15 +14,15 @@ from tests.layer3_system.engine_cases import (  # noqa: F401  (what pytest looks
     S,
     connected,
     engine,
+    mode_of_engines,
     params,
     prefix_pool,
     pytest_generate_tests,
     run,
     same_as_alone,
-    tiers_below,
 )
 
-pytestmark = pytest.mark.usefixtures("tiers")
+pytestmark = pytest.mark.usefixtures("mode")
 
 
 # ---- memory
@@ -78,14 +79,16 @@ def test_case_05_longer_than_the_model():
 
 
 @pytest.mark.parametrize("length", [3, 4, 5, 7, 8, 9])
-def test_case_06_around_the_end_of_a_page(length):
-    """A page is taken when a token needs it, not before, and before it is written."""
+def test_case_06_around_the_end_of_a_page(mode, length):
+    """A page is taken when a token needs it, not before, and before it is written. One that refused
+    guesses needed stays for the tokens that come next."""
     e = engine()
     (request,) = e.submit([1] * length, params(6, ignore_eos=True))
     while e.busy:
         e.step()
         if request.status == "running":
-            assert len(request.table) == -(-request.num_computed // S)
+            needed = -(-request.num_computed // S)
+            assert needed <= len(request.table) <= needed + (mode == "guesses")
     same_as_alone(request)
 
 
@@ -180,7 +183,7 @@ def test_case_11_one_of_two_owners_goes(how):
     same_as_alone(second)
 
 
-def test_case_12_the_oldest_free_page_goes_first(tiers):
+def test_case_12_the_oldest_free_page_goes_first(mode):
     """Least recently used first; within one request, its last page first."""
     e = engine(P=8)
     a, b = [e.submit([n] * 13, params(1))[0] for n in (1, 2)]
@@ -194,7 +197,7 @@ def test_case_12_the_oldest_free_page_goes_first(tiers):
         hits.append(again.num_cached)
         run(e)
         same_as_alone(again)
-    lost = 12 if tiers else 4                   # the second kept all; its fourth page took another
+    lost = 12 if mode == "tiers" else 4         # the second kept all; its fourth page took another
     assert hits == [12, lost]
     same_as_alone(a, b)
 
@@ -273,7 +276,7 @@ def test_case_16_chunks(chunk):
     same_as_alone(*two)
 
 
-def test_case_17_steady_arrivals():
+def test_case_17_steady_arrivals(mode):
     """A request that writes gets a token in every step, however many come."""
     e = engine(P=200, max_seqs=8, budget=16)
     (early,) = e.submit([1] * 5, params(40, ignore_eos=True))
@@ -282,12 +285,12 @@ def test_case_17_steady_arrivals():
         e.submit([2 + i % 7] * 15, params(2))
         e.step()
         check_engine(e)
-        assert len(early.output) == i + 1
+        assert len(early.output) == i + 1 or mode == "guesses" and len(early.output) > i + 1
     run(e)
     same_as_alone(early)
 
 
-def test_case_17_a_long_prompt_before_a_short_answer():
+def test_case_17_a_long_prompt_before_a_short_answer(mode):
     """Nor does a prompt in parts that came first stop those after it."""
     e = engine(P=200, budget=16, chunk=12)
     e.submit([1] * 150, params(1))
@@ -295,7 +298,7 @@ def test_case_17_a_long_prompt_before_a_short_answer():
     (late,) = e.submit([2] * 3, params(5, ignore_eos=True))
     for i in range(5):
         e.step()
-        assert len(late.output) == i + 1
+        assert len(late.output) == i + 1 or mode == "guesses" and len(late.output) > i + 1
 
 
 def test_case_17_answers_behind_a_long_prompt():
@@ -312,8 +315,9 @@ def test_case_17_answers_behind_a_long_prompt():
     same_as_alone(*answers)
 
 
-def test_case_18_after_a_preemption():
-    """Nothing is admitted in that step; the victim is next; preemptions are few."""
+def test_case_18_after_a_preemption(mode):
+    """Nothing is admitted in that step; the victim is next; preemptions are few, with guesses
+    fewer."""
     e = engine(P=12, pool=BlockPool)
     requests = [e.submit([n] * 9, params(24, ignore_eos=True))[0] for n in range(1, 6)]
     before = 0
@@ -327,7 +331,7 @@ def test_case_18_after_a_preemption():
             assert e.scheduler.waiting[0].preemptions > 0
         before = now
     same_as_alone(*requests)
-    assert [r.preemptions for r in requests] == [0, 1, 1, 1, 1], (
+    assert [r.preemptions for r in requests] == [0, 1, 1, 1, mode != "guesses"], (
         "without a page kept free for each that runs, two of them would go twice")
 
 

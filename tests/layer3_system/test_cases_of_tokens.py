@@ -1,7 +1,7 @@
 """The 34 cases that an engine must handle, by number: 23 to 34, tokens and the device.
 
-Each runs a second time with a few places in host memory below the pages (s11). 24 on the back ends
-in the simulator is in test_engine.py.
+Each runs again with a few places in host memory below the pages (s11), and with guesses that steps
+verify (s10). 24 on the back ends in the simulator is in test_engine.py.
 """
 
 import pytest
@@ -23,19 +23,20 @@ from layer3_system import (
 from layer3_system.engine.drafts import Drafter
 from tests.layer3_system.engine_cases import (  # noqa: F401  (what pytest looks for)
     END,
+    Guesses,
     connected,
     engine,
+    mode_of_engines,
     params,
     prefix_pool,
     pytest_generate_tests,
     run,
     same_as_alone,
     text_of,
-    tiers_below,
     writing,
 )
 
-pytestmark = pytest.mark.usefixtures("tiers")
+pytestmark = pytest.mark.usefixtures("mode")
 
 
 # ---- sampling
@@ -177,27 +178,13 @@ def test_case_29_a_sampler_that_writes_to_its_scores():
     assert found[0] == found[1]
 
 
-class Guesses:
-    """Guesses, some of them right: it knows the prompt's answer, and lies at every fifth."""
-
-    def __init__(self, k=3):
-        self.k = k
-
-    def propose(self, tokens):
-        guesses = list(tokens)
-        for _ in range(self.k):
-            best = int(mock_scores(guesses).argmax())
-            guesses.append((best + (len(guesses) % 5 == 0)) % (END + 1))
-        return guesses[len(tokens):]
-
-
 @pytest.mark.parametrize("asked", [{}, {"temperature": 1, "seed": 4}, {"stop_token_ids": (65,)}])
 def test_case_30_guesses_that_are_verified(asked):
     """The same tokens in fewer steps; wrong guesses leave no trace; an end within them ends."""
     e = engine(P=24, drafter=Drafter(Guesses().propose))
     requests = [e.submit([n] * 6, params(21, **asked))[0] for n in range(1, 6)]
     run(e)
-    plain = engine()
+    plain = engine(drafter=None)
     want = [plain.submit([n] * 6, params(21, **asked))[0] for n in range(1, 6)]
     run(plain)
     assert [(r.output, r.reason) for r in requests] == [(r.output, r.reason) for r in want]

@@ -162,3 +162,9 @@ def test_a_difference_is_told_with_both_sides(other, sentence):
     facts = {"version": "1.3.2", "weights": "a" * 200 + "b"}
     first, second = (b"".join(map(agreement.row, rows.values())) for rows in (facts, facts | other))
     assert agreement.difference(list(facts), first, second, 2).startswith(sentence)
+
+
+def test_without_torchrun_the_program_ends_with_a_line(monkeypatch):
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    with pytest.raises(SystemExit, match="no rank: start it by torchrun .* as s20_collectives "):
+        agreement.meet("s20_collectives")
