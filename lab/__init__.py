@@ -12,6 +12,7 @@ desk/       the learner's files and notebook
 terminal    what all commands share
 plots       pictures
 measure/    what was measured on GPUs
+elsewhere   verdicts and speed from another machine's GPU, over ssh
 author/     the tools of those who write lessons
 grading/    the instructor's side
 doctor      `lab doctor`

@@ -173,7 +173,7 @@ def check(
 
 def graded(lesson, candidate, names, on):
     """Verdicts from this machine, or from another one's GPU."""
-    from lab.desk import elsewhere
+    from lab import elsewhere
     from lab.judge import forked
 
     if on is not None:
@@ -184,7 +184,7 @@ def graded(lesson, candidate, names, on):
 def chosen(what, file, on=None):
     """(lessons, exercise or None) for a command's argument; without one the whole desk, of which
     another machine gets what needs its GPU."""
-    from lab.desk import elsewhere
+    from lab import elsewhere
 
     if what is not None:
         lesson, exercise = course.find_exercise(what)

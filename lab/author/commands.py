@@ -39,7 +39,7 @@ def bench(lesson: LessonWord = None, as_json: Json = False, on: OnHost = None):
 
 def bench_elsewhere(on, lesson, as_json):
     """Print what another machine's GPU reaches."""
-    from lab.desk import elsewhere
+    from lab import elsewhere
     from lab.measure import bench as benching
 
     rows = {}

@@ -7,6 +7,5 @@ ipynb      notebook files as data
 hints      three hints for an exercise, then the reference
 jupyter    JupyterLab on the desk
 watch      `lab watch`
-elsewhere  verdicts from another machine's GPU, over ssh
 classroom  verdicts as GitHub Classroom's points
 """

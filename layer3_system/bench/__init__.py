@@ -9,6 +9,7 @@ serving_speed  the engine beside Hugging Face's
 serving_card   its record as a table
 chunk_sizes    chunk sizes against throughput and gaps
 soak           random steps on an engine
+soak_schemas   answers to random JSON schemas
 conversation   OpenAI's client talks to `lab serve`
 screenshot     a picture of the live page
 tensor_parallel  sums in pieces, beside DTensor

@@ -32,8 +32,8 @@ RECORD = ROOT / "benchmarks" / "soak_schemas.txt"
 SCHEMAS = 10_000
 KINDS = ("few pages", "guesses", "ahead", "tiers")
 BATCH = 8               # schemas that an engine is asked for at a time
-FEW = 24                # pages of 8 tokens, where there are few
-LONGEST = 180           # tokens of an answer
+FEW_PAGES = 24          # of 8 tokens each
+MAX_TOKENS = 180        # of an answer
 CLOSING = [*b'"]}', 256]        # tokens that the model likes: an answer comes to its end
 KINDS_OF_SCHEMAS = ("leaf", "enum", "object", "array", "anyOf")
 LEAVES = ("string", "integer", "number", "boolean", "null")
@@ -93,8 +93,8 @@ def guesses(tokens: list[int]) -> list[int]:
 
 
 def engine_for(kind: str) -> Engine:
-    pool = (TieredPool(FEW, 8, None, HostTier(40)) if kind == "tiers" else
-            PrefixPool(FEW if kind == "few pages" else 1000, 8))
+    pool = (TieredPool(FEW_PAGES, 8, None, HostTier(40)) if kind == "tiers" else
+            PrefixPool(FEW_PAGES if kind == "few pages" else 1000, 8))
     model = MockLlama(scores=scores)
     engine = Engine(model, ByteTokenizer(), pool, Scheduler(pool), overlap=kind == "ahead",
                     drafter=Drafter(guesses) if kind == "guesses" else None,
@@ -107,24 +107,24 @@ def engine_for(kind: str) -> Engine:
 def answered(engine: Engine, wanted: list[Schema], chance: random.Random) -> Counter[str]:
     """Ask for an answer or three to each schema, and look at all of them. Broken if one is wrong.
     """
-    asked = {}
+    schema_of = {}
     for one in wanted:
         params = SamplingParams(
-            LONGEST, temperature=chance.choice([0, 1]), n=chance.choice([1, 1, 3]),
+            MAX_TOKENS, temperature=chance.choice([0, 1]), n=chance.choice([1, 1, 3]),
             seed=chance.randrange(99),
             structured_outputs=StructuredOutputs(json=json.dumps(one)))
-        asked |= dict.fromkeys(engine.submit([chance.randrange(1, 9)] * 5, params), one)
-    texts = dict.fromkeys(asked, "")
+        schema_of |= dict.fromkeys(engine.submit([chance.randrange(1, 9)] * 5, params), one)
+    texts = dict.fromkeys(schema_of, "")
     while engine.busy:
         for output in engine.step():
             texts[output.request] += output.text
         check_engine(engine)
-    for request, one in asked.items():
+    for request, one in schema_of.items():
         look(texts[request], request.reason, one)
-    reasons = Counter(request.reason for request in asked)
+    reasons = Counter(request.reason for request in schema_of)
     return Counter(dict(zip(WHAT, (
-        len(wanted), len(asked), reasons["stop"], reasons["length"],
-        sum(request.preemptions for request in asked), sum(map(len, texts.values()))),
+        len(wanted), len(schema_of), reasons["stop"], reasons["length"],
+        sum(request.preemptions for request in schema_of), sum(map(len, texts.values()))),
         strict=True)))
 
 
@@ -145,17 +145,17 @@ def soak(count: int = SCHEMAS, seed: int = 0) -> dict[str, Counter[str]]:
     """What came of `count` schemas, by engine. Broken at the first answer that is wrong."""
     chance = random.Random(seed)
     engines = {kind: engine_for(kind) for kind in KINDS}
-    found = {kind: Counter[str]() for kind in KINDS}
+    totals = {kind: Counter[str]() for kind in KINDS}
     for begin, kind in zip(range(0, count, BATCH), cycle(KINDS), strict=False):
         wanted = [whole_schema(chance) for _ in range(min(BATCH, count - begin))]
-        found[kind] += answered(engines[kind], wanted, chance)
-    return found
+        totals[kind] += answered(engines[kind], wanted, chance)
+    return totals
 
 
 def main() -> None:
-    found = soak()
+    totals = soak()
     lines = [f"{kind}: " + ", ".join(f"{what} {counts[what]:,}" for what in WHAT)
-             for kind, counts in found.items()]
+             for kind, counts in totals.items()]
     RECORD.write_text("\n".join(lines) + "\n", "utf-8")
     print("\n".join(lines))
 

@@ -15,9 +15,11 @@ from layer2_graph import Tokenizer, read_config
 from layer2_graph.models import SMALL
 from layer3_system import MockLlama, PrefixPool, SamplingParams, Scheduler, check_engine
 from layer3_system.automaton import PatternError, compile_regex
+from layer3_system.bench import soak_schemas
 from layer3_system.engine.drafts import Drafter
 from layer3_system.json_schema import SchemaError, check_schema, pattern_of
 from layer3_system.s01_request import RequestError
+from layer3_system.s02_block_pool import Broken
 from layer3_system.s07_engine import Engine
 from layer3_system.sampling_params import StructuredOutputs
 from layer3_system.speculation import ModelDrafter
@@ -256,3 +258,27 @@ def test_what_an_engine_cannot_serve_is_refused():
     e.intake.grammars = Grammars(object(), e.model.config)
     with pytest.raises(RequestError, match="not byte-level"):
         e.submit([1], asked)
+
+
+# ---- random schemas
+
+
+def test_answers_to_random_schemas_are_valid():
+    found = soak_schemas.soak(32, seed=1)
+    assert all(counts["valid"] > 0.8 * counts["answers"] for counts in found.values())
+
+
+@pytest.mark.soak
+@pytest.mark.alone
+def test_answers_to_ten_thousand_schemas_are_valid():
+    found = soak_schemas.soak(10_000, seed=2)
+    assert found["few pages"]["preempted"] and found["tiers"]["preempted"]
+
+
+@pytest.mark.parametrize("text, reason, says", [
+    ('{"a": 1', "stop", "Expecting"), ('{"a": "x"}', "stop", "'x' is not of type 'integer'"),
+    ("", "error", "it ended by error")])
+def test_the_soak_refuses_what_is_not_valid(text, reason, says):
+    with pytest.raises(Broken, match=says):
+        soak_schemas.look(text, reason, {"properties": {"a": {"type": "integer"}}})
+    soak_schemas.look('{"a": 1}', "stop", {"properties": {"a": {"type": "integer"}}})

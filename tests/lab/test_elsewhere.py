@@ -13,9 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from lab import course
+from lab import course, elsewhere
 from lab.course import ROOT, CourseError
-from lab.desk import elsewhere
 from lab.judge.candidate import reference
 from lab.judge.plugin import NotProvenHere
 
