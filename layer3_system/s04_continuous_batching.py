@@ -86,10 +86,10 @@ class Scheduler:
         # exercise: for each request `tokens_left`, then `make_room`; leave out preempted ones
         counts = {}
         left = self.budget
-        for request in list(self.running):
+        for i, request in enumerate(list(self.running)):
             if request not in self.running:     # preempted for an older one
                 break
-            later = len(self.running) - 1 - len(counts)
+            later = len(self.running) - 1 - i
             n = self.make_room(request, min(self.tokens_left(request), left - later))
             if n > 0:
                 counts[request] = n

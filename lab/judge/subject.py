@@ -42,6 +42,7 @@ class Subject:
         self.values, self.stopped = {}, False
         self._changeable = {}               # by name: the inputs that the reference changes
         self.observer = None                # told of every call, if there is one (observer.py)
+        self.edited = []                # lists and dicts that the last call changed, by place, name
         self.calls = []                 # Calls so far; a fixture clears them before each test
 
     # ---- what a test writes
@@ -167,6 +168,7 @@ class Subject:
         slow = again if self._reference is not None and name and not shared else None
         result, changed, edited = parts(
             self._ask("call", function, list(args), kwargs, slow=slow), 3)
+        self.edited = edited
         if name and not shared:
             self._check_inputs(name, list(args), kwargs, (changed, edited), lambda: (
                 "call", getattr(self._reference(), name), list(args), kwargs))

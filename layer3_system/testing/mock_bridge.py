@@ -20,6 +20,13 @@ class Asleep(Exception):
     """The engine thread waits for a letter that will never come."""
 
 
+class Polled(Exception):
+    """The engine thread asks an empty mailbox again and again."""
+
+
+MAX_LOOKS = 200         # at an empty mailbox, one after the other
+
+
 class Mailbox:
     """A queue.SimpleQueue for one thread. later: letters that come while its reader sleeps."""
 
@@ -28,19 +35,29 @@ class Mailbox:
         self.later = deque()
         self.slept = 0
         self.waited = False             # in vain, for as long as was said
+        self.looks = 0                  # at an empty mailbox since the last letter
+
+    def look(self):
+        """Whether there is a letter. Polled where it was asked too often."""
+        self.looks = 0 if self.letters else self.looks + 1
+        if self.looks > MAX_LOOKS:
+            raise Polled("it asks an empty mailbox again and again")
+        return bool(self.letters)
 
     def put(self, letter):
         self.letters.append(letter)
 
     def qsize(self):
+        self.look()
         return len(self.letters)
 
     def empty(self):
-        return not self.letters
+        return not self.look()
 
     def get(self, block=True, timeout=None):
         if not self.letters:
             if not block:
+                self.look()
                 raise queue.Empty
             if timeout is not None and not self.waited:
                 self.waited = True

@@ -86,3 +86,45 @@ def logits_of(tokens):                          # -> (T, V)
         gate, up = (y @ p[f"mlp.{n}_proj.weight"].T for n in ("gate", "up"))
         x = x + (gate / (1 + np.exp(-gate)) * up) @ p["mlp.down_proj.weight"].T
     return normed(x, w["model.norm.weight"], eps) @ w["model.embed_tokens.weight"].T
+
+
+# ---- what comes out of mistakes in generate
+
+
+def chain(tokens, count, scores):
+    """`count` tokens by greedy steps. scores(prompt, new): what the next token is chosen by."""
+    new = []
+    for _ in range(count):
+        new.append(int(scores(list(tokens), new).argmax()))
+    return new
+
+
+CHAINS = {              # {id: (what went wrong, what the next token is chosen by)}
+    "empty_cache": ("each new token enters an empty cache, so the model does not know the tokens "
+                    "before it", lambda prompt, new: logits_of(new[-1:] or prompt)[-1]),
+    "first_row": ("the logits after the prompt's first token are used, not those after its last",
+                  lambda prompt, new: logits_of(prompt + new)[-1 if new else 0]),
+    "last_twice": ("the prompt's last token enters twice",
+                   lambda prompt, new: logits_of(prompt + prompt[-1:] + new)[-1]),
+    "two_a_step": ("each later step sends the token before once more: only the newest one is new "
+                   "to the model", lambda prompt, new: logits_of(prompt + [t for pair in zip(
+                       [*prompt[-1:], *new], new, strict=False) for t in pair])[-1]),
+    "prompt_again": ("every step is the prompt again", lambda prompt, new: logits_of(prompt)[-1]),
+    "smallest": ("the smallest logit is taken", lambda prompt, new: -logits_of(prompt + new)[-1])}
+
+
+def draws(logits, temperature, drawn, place):
+    """{mistake: (sentence, token)} of new token number `place`, first what is right; then those for
+    which rng is not needed."""
+    def token(u, temperature=temperature):
+        return int((weights_of(logits / temperature).cumsum() <= u).sum())
+
+    return {
+        "right": ("", token(drawn[place])),
+        "no_temperature": ("the largest logit is taken: the temperature is not passed to "
+                           "next_token", int(logits.argmax())),
+        "u_0": ("u is 0, not a random number", token(0)),
+        "temperature_1": ("next_token gets temperature 1", token(drawn[place], 1)),
+        "one_draw": ("every token gets the first random number", token(drawn[0])),
+        "two_draws": ("rng.random() is called twice for each token", token(drawn[2 * place + 1])),
+        "first_left_out": ("the first random number is left out", token(drawn[place + 1]))}

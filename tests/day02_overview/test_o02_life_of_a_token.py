@@ -10,8 +10,11 @@ from lab.judge.adversarial import VALUES, WORDS, shifted
 from lab.judge.mistakes import mistake, named
 from lab.judge.subject import Raised
 from tests.day02_overview.oracle_o02_life_of_a_token import (
+    CHAINS,
     NANO,
     but,
+    chain,
+    draws,
     logits_of,
     masked,
     mixed,
@@ -458,7 +461,7 @@ def test_predict_rows(subject, reference, rng, prompt, count):
     for which, want, answer in zip(("without", "with"), wants, got, strict=True):
         last, more = (prompt + count - 1, prompt + count) if which == "without" else (1, 1)
         ways = {
-            "first_longer": ("the first step has only the prompt, no new token",
+            "first_longer": ("the first step already has a new token; it has only the prompt",
                              want + count if which == "without" else None),
             "all_full": ("every step is counted with all tokens, also those still to come",
                          count * (prompt + count)),
@@ -485,25 +488,6 @@ def steps_of(proxy, run, tokens, count):
     model, watched = proxy.load_nano(), proxy.make(WATCHED, proxy.rmsnorm)
     new = getattr(proxy, run)(model, tokens, count, proxy.NUMPY._replace(rmsnorm=watched))
     return new, [len(call[0]) for call in watched.calls][::5]
-
-
-def chain(tokens, count, scores):
-    """`count` tokens by greedy steps. scores(prompt, new): what the next token is chosen by."""
-    new = []
-    for _ in range(count):
-        new.append(int(scores(list(tokens), new).argmax()))
-    return new
-
-
-CHAINS = {              # {id: (what went wrong, what the next token is chosen by)}
-    "empty_cache": ("each new token enters an empty cache, so the model does not know the tokens "
-                    "before it", lambda prompt, new: logits_of(new[-1:] or prompt)[-1]),
-    "first_row": ("the logits after the prompt's first token are used, not those after its last",
-                  lambda prompt, new: logits_of(prompt + new)[-1 if new else 0]),
-    "last_twice": ("the prompt's last token enters twice",
-                   lambda prompt, new: logits_of(prompt + prompt[-1:] + new)[-1]),
-    "prompt_again": ("every step is the prompt again", lambda prompt, new: logits_of(prompt)[-1]),
-    "smallest": ("the smallest logit is taken", lambda prompt, new: -logits_of(prompt + new)[-1])}
 
 
 @pytest.mark.parametrize("prompt, count", [("a warp has", 12), ("decode", 18), ("one", 1)])
@@ -559,23 +543,6 @@ def test_generate__drawn(subject, temperature):
         for place, token in enumerate(new) if token != want[place]))
 
 
-def draws(logits, temperature, drawn, place):
-    """{mistake: (sentence, token)} of new token number `place`, first what is right; then those for
-    which rng is not needed."""
-    def token(u, temperature=temperature):
-        return int((weights_of(logits / temperature).cumsum() <= u).sum())
-
-    return {
-        "right": ("", token(drawn[place])),
-        "no_temperature": ("the largest logit is taken: the temperature is not passed to "
-                           "next_token", int(logits.argmax())),
-        "u_0": ("u is 0, not a random number", token(0)),
-        "temperature_1": ("next_token gets temperature 1", token(drawn[place], 1)),
-        "one_draw": ("every token gets the first random number", token(drawn[0])),
-        "two_draws": ("rng.random() is called twice for each token", token(drawn[2 * place + 1])),
-        "first_left_out": ("the first random number is left out", token(drawn[place + 1]))}
-
-
 def test_generate__none_and_again(subject, rng):
     """No token; a prompt that is a list; and others on the same model, which keeps nothing of the
     one before."""
@@ -584,6 +551,8 @@ def test_generate__none_and_again(subject, rng):
     assert list(new) == [], mistake(
         "one_at_least", f"generate: count is 0: expected [], got {new!r}")
     new = subject.generate(model, [10, *b"rope"], 3)
+    assert not subject.edited, mistake("prompt_changed", (
+        "generate changes its argument prompt, a list; expected it as before the call"))
     assert isinstance(new, list) and all(type(t) is int for t in new), \
         f"generate: got {new!r}, expected a list of int"
     assert text_of(new) == " tu"

@@ -235,7 +235,8 @@ ROUNDS = {
     "blocks_of_256": ("assumes blocks of 256 threads; blockDim.x says how many there are",
                       lambda a: a[:, :256].sum(1)),
     "powers": ("adds numbers 0, 1, 2, 4, 8, … of a block alone: s has to fall from blockDim.x / 2, "
-               "the threads t < s have to add, and what they add is in a, not in x",
+               "the threads t < s have to add, what they add is in a, not in x, and each round "
+               "leaves its sums in a",
                lambda a: rounds(a, [*halves(a)][::-1])),
     "a_of_s": ("adds a[s] in each thread, not a[t + s]",
                lambda a: rounds(a, halves(a), lambda t, s: s + 0 * t)),

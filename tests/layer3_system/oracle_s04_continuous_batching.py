@@ -112,15 +112,17 @@ TURNS = {
                             {"a": 1, "b": 1, "c": 20}),
             "left_constant": ("The sum exceeds the budget: subtract what each request gets.",
                               {"a": 1, "b": 1, "c": 8})}),
-    "two prompts in chunks of 4, budget 7": (
-        {"budget": 7, "chunk": 4}, [("a", 24, 9, 8), ("b", 24, 9, 8)], {"a": 4, "b": 3}, {
-            "newest_first": ("The newest request is served first; serve the oldest first.",
-                             {"a": 3, "b": 4})}),
     "a prompt with 20 tokens left is older than two decoding requests, budget 6": (
         {"budget": 6}, [("a", 24, 9, 4), ("b", 5, 9, 6), ("c", 3, 9, 3)],
         {"a": 4, "b": 1, "c": 1}, {
             "takes_all": ("The first request takes everything, and those after it get nothing.",
-                          {"a": 6})}),
+                          {"a": 6}),
+            "equal_share": ("a gets an equal share of what is left. The oldest takes all of it but "
+                            "one token for each later request.", {"a": 2, "b": 1, "c": 1})}),
+    "two prompts in chunks of 4, budget 7": (
+        {"budget": 7, "chunk": 4}, [("a", 24, 9, 8), ("b", 24, 9, 8)], {"a": 4, "b": 3}, {
+            "newest_first": ("The newest request is served first; serve the oldest first.",
+                             {"a": 3, "b": 4})}),
     "one token for each": (
         {"budget": 3, "max_seqs": 3}, [("a", 24, 9, 4), ("b", 24, 9, 4), ("c", 24, 9, 4)],
         {"a": 1, "b": 1, "c": 1}, {}),
@@ -136,6 +138,17 @@ TURNS = {
     "a budget past 31 bits": (
         {"budget": 2**32}, [("a", 24, 9, 4), ("b", 5, 9, 6)], {"a": 20, "b": 1}, {}),
     "no running request": ({}, [], {}, {}),
+}
+# name: (budget, prompt, answer and computed of c, expected, mistakes)
+NOTHING_FOR_B = {
+    "b lacks no token": (64, (5, 9, 6), {"a": 1, "c": 1}, {
+        "at_least_one": ("b gets a token that it does not lack.", {"a": 1, "b": 1, "c": 1}),
+        "zero_tokens": ("A request that gets 0 tokens does not belong in `counts`.",
+                        {"a": 1, "b": 0, "c": 1}),
+        "stops_early": ("Those after b are served, too.", {"a": 1})}),
+    "budget 10, a lacks 1 token, b none, c 20": (10, (24, 9, 4), {"a": 1, "c": 9}, {
+        "counts_served": ("A token is kept back although nobody comes after c: count the requests "
+                          "that stand after it, not those without a count.", {"a": 1, "c": 8})}),
 }
 SHORT_OF_PAGES = {
     "the newest needs a page, there is none, and it is preempted itself": (

@@ -20,6 +20,8 @@ WHY = {
     "one_letter": "Read them all before the step, or a burst of clients waits one step each.",
     "newest_first": "The newest was read first. An abort would be read before its request.",
     "not_true": "Expected True: go on with a step.",
+    "polls": "Then it asked the empty mailbox again and again. Sleep in mail.get(), which returns "
+             "when the next letter comes.",
     "spins": "It returned at once: the thread would spin on a core. Sleep in mail.get().",
     "still_idle": "It returned after one letter although the engine still has no work.",
     "ignores_end": "Return False for a None letter: the thread must end.",
@@ -50,7 +52,8 @@ WHY = {
     "each_closes": "It falls by one only when an answer ends, that is when there is a reason.",
     "last_only": "Only the last step's text is there; the client loses the rest.",
     "in_front": "Append the new text to the unread text.",
-    "tokens_lost": "Add them up, or log probabilities go to the wrong text.",
+    "tokens_lost": "Add up those of all outputs, one without a text too, or log probabilities go "
+                   "to the wrong text.",
     "reason_lost": "A piece has the reason why its answer ended.",
     "never_closes": "With 0 the stream ends too early, with 2 it never ends.",
     "every_end_fails": "An answer that ends normally must not fail the call.",

@@ -11,6 +11,7 @@ from layer3_system import BlockPool, Drive, Scheduler
 from tests.layer3_system.oracle_s04_continuous_batching import (
     ADMISSIONS,
     LENS,
+    NOTHING_FOR_B,
     RUNS,
     SEATS,
     SHORT_OF_PAGES,
@@ -459,17 +460,15 @@ def take_turns(subject, situations):
 
 def test_Scheduler_schedule_running__nothing_to_compute(subject):
     """Case 32: the last token of b is on its way; it runs, and has nothing to compute."""
-    drive = situation(played(subject), [(name, 5, 9, 6) for name in "abc"])
-    subject.make("builtins:setattr", drive.requests["b"], "limit", 7)
-    got = counted(drive.scheduler.schedule_running())
-    assert drive.running == ["a", "b", "c"], mistake("removed", (
-        f"schedule_running: running is {names(drive.running)}. b lacks no token, but its last one "
-        f"has not arrived: it stays."), "it stays")
-    same("schedule_running, b lacks no token", got, {"a": 1, "c": 1}, {
-        "at_least_one": ("b gets a token that it does not lack.", {"a": 1, "b": 1, "c": 1}),
-        "zero_tokens": ("A request that gets 0 tokens does not belong in `counts`.",
-                        {"a": 1, "b": 0, "c": 1}),
-        "stops_early": ("Those after b are served, too.", {"a": 1})})
+    for name, (budget, c, want, mistakes) in NOTHING_FOR_B.items():
+        drive = situation(played(subject, budget=budget, max_seqs=4),
+                          [("a", 5, 9, 6), ("b", 5, 9, 6), ("c", *c)])
+        subject.make("builtins:setattr", drive.requests["b"], "limit", 7)
+        got = counted(drive.scheduler.schedule_running())
+        assert drive.running == ["a", "b", "c"], mistake("removed", (
+            f"schedule_running: running is {names(drive.running)}. b lacks no token, but its last "
+            f"one has not arrived: it stays."), "it stays")
+        same(f"schedule_running, {name}", got, want, mistakes)
 
 
 def test_Scheduler_schedule_running__no_page_is_left(subject):

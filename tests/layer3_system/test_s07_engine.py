@@ -19,104 +19,21 @@ from layer3_system import (
     Recorder,
     SamplingParams,
     Scheduler,
-    mock_scores,
 )
-from tests.layer3_system.oracle_s07_engine import ASKS, BUDGET, NEVER, STEPS, by_rules, first_slip
-
-REQUEST = "layer3_system.s01_request:Request"
-PARAMS = "layer3_system.s01_request:SamplingParams"
-SCHEDULER = "layer3_system.s04_continuous_batching:Scheduler"
-MOCK = "layer3_system.testing.mock_llama:"
-WATCHED = "lab.judge.mocks:Watched"
-GREEDY = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
-
-
-def alone(prompt, count):
-    """The likeliest tokens after a prompt, for a request that shares nothing."""
-    context = list(prompt)
-    for _ in range(count):
-        context.append(int(mock_scores(context).argmax()))
-    return context[len(prompt):]
-
-
-class Run:
-    """An engine of the code under test, its parts the course's, and a note after each step."""
-
-    def __init__(self, subject, P=12, S=4, budget=8, max_seqs=4, chunk=None, room=64,
-                 pool="s02_block_pool:BlockPool", **parts):
-        self.make = subject.make
-        self.pool = self.make(f"layer3_system.{pool}", P, S)
-        self.scheduler = self.make(SCHEDULER, self.pool, max_seqs, budget, chunk)
-        self.engine = subject.Engine(self.make(f"{MOCK}MockLlama", room), self.make(
-            f"{MOCK}ByteTokenizer"), self.pool, self.scheduler, **parts)
-        self.recorder = self.make("layer3_system.recorder:Recorder", self.engine, True)
-        self.budget = budget
-        self.max_seqs = max_seqs
-        self.got = {}                   # these three by name
-        self.ended = {}
-        self.prompts = {}
-
-    def submit(self, name, prompt, **params):
-        """[Request] of the engine, as handles."""
-        params = self.make(PARAMS, **(GREEDY | params))
-        requests = self.engine.submit(prompt, params, name)
-        names = [name] if len(requests) == 1 else [f"{name}/{i}" for i in range(len(requests))]
-        self.prompts |= dict.fromkeys(names, prompt)
-        self.got |= {each: [] for each in names}
-        return requests
-
-    def step(self):
-        """The note of one step, after which all that must hold does."""
-        note = self.recorder.run(1)[-1]
-        for name, tokens in note["new"].items():
-            self.got[name] += tokens
-        self.ended |= note["ended"]
-        for name, error in note["errors"].items():
-            stub = error.removeprefix("NotImplementedError: ")
-            assert stub == error, f"it needs {stub.split(':')[0]}, which is still a stub"
-            raise AssertionError(f"step {note['step']}: request {name} fails: {error}")
-        self.hold(note)
-        return note
-
-    def hold(self, note):
-        """The invariants: what must hold after any step."""
-        pages, step = note["pages"], f"after step {note['step']}"
-        tables = [request["table"] for request in pages["requests"].values()]
-        held = np.bincount([page for table in tables for page in table], minlength=pages["pages"])
-        for page, (holders, counted) in enumerate(zip(held, pages["refs"], strict=True)):
-            assert holders == counted, \
-                f"{step}: page {page} is in {holders} tables, and counts {counted}"
-        computed = sum(note["counts"].values())
-        assert computed <= self.budget, f"{step}: {computed} tokens, the budget is {self.budget}"
-        assert len(note["running"]) <= self.max_seqs, f"{step}: {note['running']} run"
-        ahead = self.engine.overlap
-        for name, request in pages["requests"].items():
-            n, room = request["computed"], len(request["table"]) * pages["slots"]
-            known = len(self.prompts[name] + self.got[name])
-            assert n <= room, f"{step}: {n} tokens of {name} in {room} slots"
-            assert n <= known + ahead, f"{step}: {n} tokens of {name} computed, it has {known}"
-
-    def drain(self, most=200):
-        """Steps until no request is left: the notes. Then no page is held."""
-        notes = []
-        while self.engine.busy:
-            assert len(notes) < most, f"after {most} steps there are still requests: " \
-                f"{notes[-1]['running']} running, {notes[-1]['waiting']} waiting"
-            notes.append(self.step())
-        assert not self.pool.used, \
-            f"no request is left, but {self.pool.used} pages are still allocated"
-        assert self.engine.submitted == self.engine.finished, \
-            f"{self.engine.submitted} requests were submitted, engine.finished is " \
-            f"{self.engine.finished}"
-        return notes
-
-    def as_alone(self, what, *names, count=None):
-        """Each of these has the tokens that it gets alone."""
-        for name in names:
-            want = alone(self.prompts[name], count or len(self.got[name]))
-            assert self.got[name] == want, (
-                f"{what}: request {name} gets {self.got[name]}, alone it gets {want}")
-
+from tests.layer3_system.oracle_s07_engine import (
+    ASKS,
+    BUDGET,
+    GREEDY,
+    NEVER,
+    PARAMS,
+    REQUEST,
+    STEPS,
+    WATCHED,
+    Desk,
+    Run,
+    by_rules,
+    first_slip,
+)
 
 # ---- predict_steps
 
@@ -357,7 +274,7 @@ def draws(subject, rows, every=False):
     return [(request.id, row) for request, row in got]
 
 
-def compare_draws(got, want, rows, mistakes=None):
+def compare_draws(got, want, rows, every, mistakes=None):
     """mistakes: {id: (sentence, pairs)}, what comes out of each"""
     state = {id: f"{id}: num_computed {computed}, num_tokens {prompt + answer}, pending {pending}"
              for id, prompt, answer, pending, computed, _, _ in rows}
@@ -379,8 +296,9 @@ def compare_draws(got, want, rows, mistakes=None):
         assert id in drawn, say(f"{id} gets no token. " + state.get(
             id, f"{id} waits for a prompt, which is complete now"))
     for (id, row), pair in zip(want, got, strict=False):
-        assert (id, row) == pair, say(f"expected row {row} for {id}, got row {pair[1]} for "
-                                      f"{pair[0]}")
+        assert (id, row) == pair, say(
+            f"every is {every}, the counts are {', '.join(f'{id}: {n}' for id, *_, n, _ in rows)}: "
+            f"expected row {row} for {id}, got row {pair[1]} for {pair[0]}")
     assert len(got) == len(want), say(f"a request appears twice: {got}")
 
 
@@ -393,7 +311,7 @@ def test_to_draw(subject, every):
     """Case 16: no token from a part of a prompt, nor from a part of a recomputed answer."""
     ends = np.cumsum([n for *_, n, _ in MIXED]) - 1
     place = {id: int(ends[b]) if every else b for b, (id, *_) in enumerate(MIXED)}
-    compare_draws(draws(subject, MIXED, every), [(id, place[id]) for id in "ace"], MIXED, {
+    compare_draws(draws(subject, MIXED, every), [(id, place[id]) for id in "ace"], MIXED, every, {
         "every_request": ("you draw for each request; b, d and f have tokens left to compute",
                           [(id, place[id]) for id in "abcdef"]),
         "added_twice": ("you add n to num_computed, which already counts this step's tokens",
@@ -406,6 +324,10 @@ def test_to_draw(subject, every):
                        [("a", 0), ("c", 6), ("e", 11)] if not every else None),
         "request_rows": ("with one row for each token, you take the number of the request",
                          [("a", 0), ("c", 2), ("e", 4)] if every else None),
+        "others_skipped": ("you add up the tokens of those alone that get one; the others have "
+                           "rows, too", [("a", 0), ("c", 2), ("e", 3)] if every else None),
+        "place_in_request": ("you take the place of the token in its request, not in the step",
+                             [("a", 7), ("c", 5), ("e", 10)] if every else None),
         "first_row": ("you take the row of its first token in this step, not of its last",
                       [("a", 0), ("c", 5), ("e", 11)] if every else None),
         "next_row": ("you take the row after the right one: rows count from 0",
@@ -415,11 +337,11 @@ def test_to_draw(subject, every):
 def test_to_draw__a_step_behind(subject):
     """Case 32: a token that is still being computed counts among those to be computed."""
     rows = [("a", 5, 3, 1, 9, 1, []), ("b", 5, 2, 1, 7, 3, []), ("c", 2, 0, 0, 2, 2, [])]
-    compare_draws(draws(subject, rows), [("a", 0), ("c", 2)], rows, {
+    compare_draws(draws(subject, rows), [("a", 0), ("c", 2)], rows, False, {
         "no_pending": ("you ignore pending: b's newest token is still being computed",
                        [("a", 0), ("b", 1), ("c", 2)])})
     rows = [("a.0", 3, 0, 1, 4, 1, ["a.1"]), ("b", 2, 0, 0, 2, 2, [])]
-    compare_draws(draws(subject, rows), [("a.0", 0), ("b", 1)], rows, {
+    compare_draws(draws(subject, rows), [("a.0", 0), ("b", 1)], rows, False, {
         "forks_again": ("the forks draw again; they drew their first token when the prompt was "
                         "completed", [("a.0", 0), ("a.1", 0), ("b", 1)])})
 
@@ -431,7 +353,7 @@ def test_to_draw__several_answers(subject, every):
             ("c.0", 9, 0, 0, 5, 5, ["c.1"]), ("d", 2, 0, 0, 2, 2, [])]
     b, d = (4, 11) if every else (1, 3)
     compare_draws(draws(subject, rows, every),
-                  [("a", 0), ("b.0", b), ("b.1", b), ("b.2", b), ("d", d)], rows, {
+                  [("a", 0), ("b.0", b), ("b.1", b), ("b.2", b), ("d", d)], rows, every, {
         "no_forks": ("you leave out the forks of b.0, whose prompt has just been completed",
                      [("a", 0), ("b.0", b), ("d", d)]),
         "fork_rows": ("you give each fork a row of its own; forks use the last row of their prompt",
@@ -443,11 +365,12 @@ def test_to_draw__guesses(subject):
     rows = [("a", 5, 3, 0, 10, 3, []), ("b", 9, 0, 0, 4, 4, []), ("c", 1, 0, 0, 2, 2, [])]
     for every in (True, False):
         want = [("a", 2), ("c", 8)] if every else [("a", 0), ("c", 2)]
-        compare_draws(draws(subject, rows, every), want, rows, {
+        compare_draws(draws(subject, rows, every), want, rows, every, {
             "no_guesses": ("you leave out a request with guesses: its num_computed is above "
                            "num_tokens. Compare by order, with >= or <, not with == or !=", [])})
     rows = [("a", 2**15 + 9, 0, 0, 2**15 + 9, 2**15 + 9, []), ("b", 2, 1, 0, 3, 1, [])]
-    compare_draws(draws(subject, rows, True), [("a", 2**15 + 8), ("b", 2**15 + 9)], rows)
+    compare_draws(draws(subject, rows, True), [("a", 2**15 + 8), ("b", 2**15 + 9)], rows,
+                  True)
     assert draws(subject, [], False) == [], "to_draw: an empty step must give an empty list"
 
 
@@ -468,7 +391,7 @@ def test_to_draw__unseen(subject, rng):
             if computed >= known:
                 draw = [f"{b}", *(forks if computed == prompt else [])]
                 want += [(name, end - 1 if every else b) for name in draw]
-        compare_draws(draws(subject, rows, every), want, rows)
+        compare_draws(draws(subject, rows, every), want, rows, every)
 
 
 # ---- run_step
@@ -561,19 +484,6 @@ def test_run_step__overlap(subject):
         "run_step: even with empty counts, the flights of the step before must be committed."))
 
 
-def test_run_step__launch_reads_flights(subject):
-    """Case 32: it finds there the tokens that are still on their way."""
-    engine, parts = mock_engine(subject, {"a": 1}, [], overlap=True)
-    attribute = subject.make("operator:attrgetter", "getattr")(
-        subject.make("importlib:import_module", "builtins"))
-    subject.make("builtins:setattr", parts["launch"], "function",
-                 subject.make("functools:partial", attribute, engine, "flights"))
-    subject.run_step(engine)                    # what launch returns is what it finds there
-    assert engine.flights == ["before"], mistake("emptied_before_launch", (
-        f"run_step: while launch ran, engine.flights was {engine.flights!r}. It finds tokens that "
-        f"are still on their way there: store the new flights after it."), "while launch ran")
-
-
 def test_run_step__an_error_comes_through(subject):
     for name in ("launch", "commit"):
         engine, parts = mock_engine(subject, {"a": 1}, ["new"])
@@ -623,6 +533,19 @@ def called(subject, overlap, behind):
     put(engine, "flights", behind)
     subject.run_step(engine)
     return [list(call) for call in order]
+
+
+def test_run_step__launch_reads_flights(subject):
+    """Case 32: it finds there the tokens that are still on their way."""
+    engine, parts = mock_engine(subject, {"a": 1}, [], overlap=True)
+    attribute = subject.make("operator:attrgetter", "getattr")(
+        subject.make("importlib:import_module", "builtins"))
+    subject.make("builtins:setattr", parts["launch"], "function",
+                 subject.make("functools:partial", attribute, engine, "flights"))
+    subject.run_step(engine)                    # what launch returns is what it finds there
+    assert engine.flights == ["before"], mistake("emptied_before_launch", (
+        f"run_step: while launch ran, engine.flights was {engine.flights!r}. It finds tokens that "
+        f"are still on their way there: store the new flights after it."), "while launch ran")
 
 
 def test_run_step__guesses(subject):
@@ -831,81 +754,6 @@ def test_end_request__its_time_and_error(subject):
             f"{request.index} has the error {request.error}."))
     assert b.finished_at is None, \
         f"end_request: b has not finished, but its finished_at is {b.finished_at}"
-
-
-class Desk:
-    """A scheduler with requests in every state, in an engine without a model that has only what an
-    end needs; and what should become of each."""
-
-    def __init__(self, subject, rng):
-        self.make = subject.make
-        self.rng = rng
-        self.told = []
-        self.pool = self.make("layer3_system.s02_block_pool:BlockPool", 24, 4)
-        self.scheduler = self.make(SCHEDULER, self.pool, int(rng.integers(1, 7)),
-                                   int(rng.integers(6, 20)))
-        self.params = self.make(PARAMS)
-        self.state = self.make("operator:attrgetter", "status", "reason", "error", "finished_at")
-        self.clock = self.make(WATCHED, None, 0.0)
-        self.engine = self.make("types:SimpleNamespace", scheduler=self.scheduler, finished=0,
-                                clock=self.clock, pool=self.pool)
-        self.requests = {}              # these two by name
-        self.over = {}
-        for leader in "abcd"[:rng.integers(1, 5)]:
-            self.come(leader, int(rng.integers(4)))
-        self.leader = {name: name[0] for name in self.requests if len(name) > 1}
-        self.scheduler.schedule()
-        self.before = {name: self.state(r)[0] for name, r in self.requests.items()}
-        self.held = {name: len(r.table) for name, r in self.requests.items()}
-
-    def come(self, name, others):
-        tokens = self.rng.integers(9, size=int(self.rng.integers(1, 12))).tolist()
-        first, *forks = (self.make(REQUEST, each, tokens, self.params)
-                         for each in [name, *(f"{name}{i}" for i in range(others))])
-        for i, other in enumerate(forks):
-            self.make("builtins:setattr", other, "leader", first)
-            self.requests[f"{name}{i}"] = other
-        self.make("builtins:setattr", first, "forks", forks)
-        self.requests[name] = first
-        self.scheduler.add(first)
-
-    def end(self, subject, number):
-        """End one of them, for some reason; a finished one stays as it is."""
-        name = str(self.rng.choice(list(self.requests)))
-        reason = str(self.rng.choice(["abort", "stop", "length", "error"]))
-        error = f"error {number}" if reason == "error" else None
-        self.told.append(f"{name} by {error or reason}")
-        self.make("builtins:setattr", self.clock, "answer", float(number))
-        subject.end_request(self.engine, self.requests[name], reason, error)
-        for each in [name, *(n for n, leader in self.leader.items() if leader == name)]:
-            self.over.setdefault(each, ("finished", reason, error, float(number)))
-
-    def hold(self):
-        what = f"end_request, {self.before}, ended in turn: {', '.join(self.told)}: "
-        for name, request in self.requests.items():
-            got = self.state(request)
-            want = self.over.get(name, (self.before[name], None, None, None))
-            assert tuple(got) == want, mistake(
-                "wrong_end", f"{what}{name} has status, reason, error, finished_at {tuple(got)}, "
-                             f"expected {want}", "what the request says of its end is wrong")
-        assert self.engine.finished == len(self.over), \
-            f"{what}engine.finished is {self.engine.finished}, expected {len(self.over)}"
-        left = {name for name in self.requests if name not in self.over}
-        for queue in ("running", "waiting"):
-            names = [r.id for r in getattr(self.scheduler, queue)]
-            want = [n for n in self.requests if n in left and n not in self.leader
-                    and self.before[n] == queue]
-            assert names == want, f"{what}{queue} are {names}, expected {want}"
-        for name in left - set(self.leader):
-            got = [r.id for r in self.requests[name].forks]
-            want = [n for n, leader in self.leader.items() if leader == name and n in left]
-            kind = "forks_reordered" if sorted(got) == sorted(want) else ""
-            assert got == want, mistake(
-                kind, f"{what}the forks of {name} are {got}, expected {want}",
-                "the other forks must keep their order")
-        used = sum(pages for name, pages in self.held.items() if name in left)
-        assert self.pool.used == used, \
-            f"{what}{self.pool.used} pages are allocated, expected {used}"
 
 
 def test_end_request__drawn(subject, rng):

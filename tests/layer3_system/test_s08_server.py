@@ -70,8 +70,8 @@ def read_mail(hand, what, *twice):
     try:
         return hand.read_twice(*twice) if twice else hand.bridge.read_mail()
     except Raised as error:
-        assert error.type != "Asleep", tell(
-            "sleeps_busy", f"read_mail, {what}: it read {told(hand.done)}")
+        for kind, name in (("Asleep", "sleeps_busy"), ("Polled", "polls")):
+            assert error.type != kind, tell(name, f"read_mail, {what}: it read {told(hand.done)}")
         assert "positional argument" not in error.text, tell(
             "arguments", f"read_mail, {what}: {error.text}")
         assert error.type != "TypeError", tell("calls_none", f"read_mail, {what}: {error.text}")
