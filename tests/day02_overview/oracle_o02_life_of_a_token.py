@@ -106,7 +106,7 @@ CHAINS = {              # {id: (what went wrong, what the next token is chosen b
                   lambda prompt, new: logits_of(prompt + new)[-1 if new else 0]),
     "last_twice": ("the prompt's last token enters twice",
                    lambda prompt, new: logits_of(prompt + prompt[-1:] + new)[-1]),
-    "two_a_step": ("each later step sends the token before once more: only the newest one is new "
+    "two_a_step": ("each later step sends the token before again: only the newest one is new "
                    "to the model", lambda prompt, new: logits_of(prompt + [t for pair in zip(
                        [*prompt[-1:], *new], new, strict=False) for t in pair])[-1]),
     "prompt_again": ("every step is the prompt again", lambda prompt, new: logits_of(prompt)[-1]),
