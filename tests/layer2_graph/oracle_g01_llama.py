@@ -118,6 +118,8 @@ class Block:
                         self.out(act=lambda gate, up: up / (1 + np.exp(-gate)))),
             "relu": ("gate goes through ReLU, not SiLU",
                      self.out(act=lambda gate, up: np.maximum(gate, 0) * up)),
+            "silu_twice": ("SiLU is applied twice: ops.swiglu applies it to gate",
+                           self.out(act=lambda gate, up: silu(silu(gate)) * up)),
             "silu_of_product": ("SiLU is taken of gate · up, not of gate alone",
                                 self.out(act=lambda gate, up: silu(gate * up))),
             "layer_0": ("the weights of layer 0 are used for every i", self.of_layer(0, self.out)),
@@ -142,6 +144,10 @@ class Block:
                for name in ("o", "gate", "up", "down")},
             "no_bias_of_either": ("gate and up are multiplied without their biases",
                                   self.out(without="gate up")),
+            "no_bias_of_both": ("o and down are multiplied without their biases",
+                                self.out(without="o down")),
+            "no_biases": ("o, gate, up and down are multiplied without their biases",
+                          self.out(without="o gate up down")),
             **{f"{name}_not_normed": (
                 f"{name} takes x, not the result of the second norm", self.out(of_x=name))
                for name in ("gate", "up")},

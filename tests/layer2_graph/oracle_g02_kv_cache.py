@@ -151,6 +151,11 @@ def wrong_shares(lens, size):
         "per_cent": ("it is in per cent", 100 * (1 - used / held)),
         "one_at_least": ("n // size pieces are counted, or one: a last piece that is not full "
                          "counts too", 1 - used / sum(max(1, n // size) * size for n in lens)),
+        "filled_as_empty": ("n % size is taken for the empty slots of a sequence's last piece; so "
+                            "many are filled", sum(n % size for n in lens) / held),
+        "full_as_empty": ("a sequence that fills its last piece exactly is taken to leave all of "
+                          "it empty", sum(size - n % size for n in lens) / held),
+        "upside_down": ("slots are divided by tokens, not tokens by slots", 1 - held / used),
         "rest_of_size": ("size % n is taken for a sequence's empty slots",
                          1 - used / (used + sum(size % n for n in lens))),
         "not_whole": ("pieces are not whole, n / size of them, or // rounds the share itself "

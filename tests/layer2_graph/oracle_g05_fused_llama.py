@@ -4,10 +4,17 @@ from itertools import product
 
 import numpy as np
 
+ALONE = {"rmsnorm": "an add and a norm are two launches; ops.add_rmsnorm does both in one",
+         "rope": "rope rotates but does not write; ops.rope_and_cache does both in one launch",
+         "write_kv": "write_kv is a launch of its own; ops.rope_and_cache writes as well",
+         "swiglu": "swiglu is a launch of its own; model.gated computes it at the end of a matrix "
+                   "product"}
+
 
 class Block:
     """Layer i. A grader sets w, bias: its arrays by name; layers: [(w, bias)] of all;
-    x and residual: what comes in; answer: of attention; cos and sin; T, D, eps and biases."""
+    x and residual: what comes in; answer: of attention; cos and sin; T, D, eps and biases;
+    calls(name): of a kernel."""
 
     def linear(self, x, name, without=""):
         return x @ self.w[name].T + self.bias[name] * (name not in without.split())
@@ -46,6 +53,12 @@ class Block:
         mixed = self.linear(self.answer.reshape(self.T, -1), "o")
         return mixed + self.normed(x, "attention_norm")
 
+    def first_norm_is_read(self, sum_in):
+        """Whether the rotation was given the q of the first norm's result."""
+        calls = self.calls("rope_and_cache") or self.calls("rope")
+        q, *_ = self.heads(sum_in)
+        return any(np.shape(call[0]) == q.shape and np.allclose(call[0], q) for call in calls[-1:])
+
     def of_layer(self, i, x):
         """The result with the weights of another layer."""
         own, (self.w, self.bias) = (self.w, self.bias), self.layers[i]
@@ -79,8 +92,12 @@ def wrong_residuals(given, sum_in, want_x, want):
                     sum_in + given.x),
         "x_by_hand": ("x is added twice: by hand, as in g01, and by add_rmsnorm, which makes that "
                       "addition", want + given.x),
-        "norm_and_sum_swapped": ("add_norm's pair is taken the wrong way round: the norm comes "
-                                 "first, the sum second", given.swapped_pair(sum_in)),
+        **({"norm_handed_on": ("the second norm is given the first norm's result as the residual, "
+                               "not the sum", given.swapped_pair(sum_in))}
+           if given.first_norm_is_read(sum_in) else {
+               "norm_and_sum_swapped": ("add_norm's pair is taken the wrong way round: the norm "
+                                        "comes first, the sum second",
+                                        given.swapped_pair(sum_in))}),
         "old_residual": ("the second norm adds the residual that the layer was given; the first "
                          "norm has returned a new one", want - sum_in + given.residual),
         "x_to_itself": ("x is added to itself: in the first layer there is no residual",

@@ -42,7 +42,7 @@ def judge_last_rows(subject, agree, counts, of):
         f"last_rows: got one row for {len(counts)} sequences: each of them has a last row"), "")
     assert got.dtype in (torch.int32, torch.int64), mistake(
         "not_whole",
-        f"last_rows: got {got.dtype}, which cannot index rows; expected int64 or int32")
+        f"last_rows: got {got.dtype}, expected row numbers, of int64 or int32")
     assert rows != len(set(ends)) or 0 not in counts, mistake("one_dropped", (
         f"last_rows: got {rows} rows {of}: each of the {len(counts)} sequences gets a row of "
         f"scores, the one without a new token too"), "")
@@ -136,7 +136,9 @@ class Given(Block):
     def run(self, subject, x=None):
         x = torch.from_numpy(self.x.copy()) if x is None else x
         with named("positions_of_sequences", "ops.rope takes batch.positions, one number for each "
-                   "token; batch.lens has one for each sequence.", self.rope_is_short):
+                   "token; batch.lens has one for each sequence.", self.rope_is_short), named(
+                       "tables_indexed", "ops.rope takes the rows of model.cos and model.sin "
+                       "itself, by batch.positions: it needs the whole tables.", self.tables_cut):
             out = subject.llama_block(self.model, self.i, x, self.step, self.cache)
         assert np.array_equal(x.numpy(), self.x, equal_nan=True), mistake("input_changed", (
             "llama_block changes its argument x: x = x + … makes a new tensor, and x += … does "
@@ -153,6 +155,11 @@ class Given(Block):
     def rope_is_short(self, error):
         """Whether rope was given positions, but not one for each token."""
         return any(len(call) == 5 and len(call[4]) != self.T for call in self.rope.calls)
+
+    def tables_cut(self, error):
+        """Whether rope was given some rows of cos or of sin, and had none for a position."""
+        return getattr(error, "type", "") == "IndexError" and any(
+            len(call) == 5 and min(map(len, call[2:4])) < 32 for call in self.rope.calls)
 
 
 def test_llama_block(subject, agree, rng):
@@ -302,7 +309,7 @@ def test_predict_launches(subject, truth):
 
 
 @pytest.mark.parametrize("theta, D, factor, low, high, original", [
-    (500_000, 128, 8, 1, 4, 8192), (10_000, 16, 32, 2, 8, 300)])
+    (500_000, 128, 8, 1, 4, 8192), (10_000, 16, 32, 3, 20, 300)])
 def test_llama3_frequencies(subject, agree, theta, D, factor, low, high, original):
     old = theta ** (-np.arange(0, D, 2) / D)
 
@@ -319,7 +326,8 @@ def test_llama3_frequencies(subject, agree, theta, D, factor, low, high, origina
         f"llama3_frequencies: got {got.dtype} for frequencies in torch.float64, so that digits are "
         f"lost; the result has the dtype of frequencies"), "")
     agree(got.numpy() / old, ratio(), "float64",
-          f"new over old frequencies of {D // 2} pairs, an old context of {original} tokens",
+          f"new over old frequencies of {D // 2} pairs, low = {low}, high = {high}, an old context "
+          f"of {original} tokens",
           at=lambda i: f"pair {i[0]}, one turn in {2 * math.pi / old[i[0]]:.0f} tokens", mistakes={
               "all_slower": ("all pairs are slowed down, the fast ones too", 1 / factor),
               "none_slower": ("nothing is slowed down", 1.0),
@@ -355,6 +363,8 @@ def test_llama3_frequencies(subject, agree, theta, D, factor, low, high, origina
                           ratio(ramp=lambda n: (n - low) / high)),
               "from_0": ("the share grows from 0 turns on, not from low",
                          ratio(ramp=lambda n: n / high)),
+              "low_and_high": ("1 and 4, those of Llama 3.1, are used instead of low and high",
+                               ratio(ramp=lambda n: (n - 1) / (4 - 1))),
               "new_left_out": ("the share of the new frequency is left out",
                                ratio(mean=lambda f, share: share * f)),
               "new_1_over_factor": ("the new frequency is 1 / factor, not frequency / factor",

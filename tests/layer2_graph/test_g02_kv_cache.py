@@ -72,7 +72,8 @@ def test_predict_gain(subject, truth):
 
 
 @pytest.mark.parametrize("starts, counts, room", [
-    ([6, 0, 7], [1, 5, 3], 11), ([0, 0], [3, 3], 3), ([4, 4], [0, 1], 9), ([6], [3], 20)])
+    ([6, 0, 7], [1, 5, 3], 11), ([0, 0], [3, 3], 3), ([4, 2, 5], [1, 0, 1], 9), ([4, 4], [0, 1], 9),
+    ([6], [3], 20)])
 def test_places(subject, agree, starts, counts, room):
     judge_places(subject, agree, starts, counts, room)
 
@@ -380,8 +381,9 @@ def test_cache_outweighs(subject, truth, name, N, itemsize):
             "third.")),
         "upside_down": (-(-each // (read * itemsize)),
                         "Is it upside down? Weights over cache, not cache over weights."),
-        "one_byte": (smallest(read), "Was a weight counted as one byte? It has `itemsize` of "
-                                     "them."),
+        "one_byte": (smallest(read), (
+            "Was the cache multiplied by itemsize again, or a weight taken for one byte? Both "
+            "functions give bytes.")),
         "one_token": (smallest(read * itemsize, each // N),
                       "Each sequence reads N tokens of cache, not one.")}
     assert got == want, any_of(got, mistakes, (
@@ -465,7 +467,8 @@ def test_cache_outweighs__unseen(unseen, rng):
 def test_wasted_share(subject, agree, lens, size):
     held = size * len({(b, n // size) for b, N in enumerate(lens) for n in range(N)})
     agree(subject.wasted_share(lens, size), 1 - sum(lens) / held, "float64",
-          f"wasted_share of lengths {lens} in pieces of {size}", at=lambda i: "the share",
+          f"wasted_share of lengths {lens} in pieces of {size}, {held} slots, "
+          f"{held - sum(lens)} of them empty", at=lambda i: "the share",
           mistakes=wrong_shares(lens, size))
 
 
@@ -483,8 +486,9 @@ def test_wasted_share__hard(subject, agree, rng):
         lens = rng.integers(1, 9, lens).tolist()
         cases.append((f"lengths {lens} in pieces of {size}", lens, size))
     for what, lens, size in cases:
-        want = 1 - sum(lens) / (size * sum(-(-n // size) for n in lens))
-        agree(subject.wasted_share(lens, size), want, "float32", f"wasted_share, {what}",
+        held = size * sum(-(-n // size) for n in lens)
+        agree(subject.wasted_share(lens, size), 1 - sum(lens) / held, "float32",
+              f"wasted_share, {what}, {held} slots, {held - sum(lens)} of them empty",
               at=lambda i: "the share", mistakes={} if len(lens) > 1 else {
                   "one_wastes_nothing": ("one sequence alone is taken to waste nothing", 0.0)})
 
