@@ -571,8 +571,8 @@ def test_predict_numbers_saved(subject, truth, entries):
         37_888: ("fixed", "m has the sizes of a model; this one is small."),
         4: ("launches", "Numbers are asked for, not launches."),
         2 * want: ("bytes_of_16_bits", "Numbers are asked for, not bytes."),
-        want // 2: ("half", "Was everything counted once? The rotated k, gate and up were each "
-                            "written and read back, and two norms a layer read a sum."),
+        want // 2: ("half", "Half of it. Does each array that disappears count twice, written and "
+                            "read back?"),
         2 * m.C * m.F: ("weights", "Activations are counted, not weights."),
         eager - fused: ("merging_too", "That is what merging and fusing save. What does fusing "
                                        "alone save?"),
