@@ -136,7 +136,7 @@ def support():
     """The rows of that table: [(what, runs, refused, tests)]"""
     text = simulators.PAGE.read_text("utf-8").partition("## What it runs")[2].partition("\n## ")[0]
     return [tuple(line.strip("| ").split(" | ")) for line in text.splitlines()
-            if line.startswith("| ")][1:]
+            if line.startswith("| ")][2:]
 
 
 @pytest.mark.parametrize("word", REFUSED)
