@@ -19,5 +19,6 @@ versions         `make test-versions`: the oldest and the newest supported compi
 mutations        lines changed at random, and whether the proof notices
 site             `make site`: the course as pages for a browser
 house            the house in numbers: files, circles, names
+simulators       other tools beside the simulator, on kernels right and broken
 public_faults    faults of public kernels, found in small kernels of our own
 """
