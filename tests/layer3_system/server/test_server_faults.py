@@ -97,8 +97,8 @@ def test_an_engine_that_dies_is_told_to_everybody(monkeypatch):
     pool = PrefixPool(64)
     server = Served(Engine(model, ByteTokenizer(), pool, Scheduler(pool)))
     try:
-        stream = server.open(prompt="a", stream=True)
-        whole = server.open(prompt="a")
+        stream = server.open(prompt="a", ignore_eos=True, stream=True)  # else it may end before
+        whole = server.open(prompt="a", ignore_eos=True)
         until(lambda: server.bridge.taken == 2)
         step(server, model, 3)
 
