@@ -143,7 +143,8 @@ def test_told_to_end_it_lets_open_answers_end():
 def test_told_to_end_it_ends_what_takes_too_long():
     model = Gated()
     with served(model, limits=Limits(grace=0.3)) as server:
-        clients = [server.open(prompt="a"), server.open(prompt="a", stream=True)]
+        fields = {"prompt": "a", "ignore_eos": True}       # else it may end before
+        clients = [server.open(**fields), server.open(**fields, stream=True)]
         until(lambda: server.bridge.taken == 2)
         step(server, model, 2)
         server.listener.should_exit = True
