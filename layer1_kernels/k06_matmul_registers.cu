@@ -117,7 +117,7 @@ matmul_square_cuda(const float* a, const float* w, float* c, int M, int N, int K
 
 // The same with float4: thread (x, y) has rows 4y to 4y + 3 and columns 4x to 4x + 3 of each half
 // of the tile.
-extern "C" __global__ void __launch_bounds__(256, 2)
+extern "C" __global__ void __launch_bounds__(256, 1)
 matmul_vector_cuda(const float* a, const float* w, float* c, int M, int N, int K)
 {
     constexpr int BM = 128, BN = 128, TM = 8, TN = 8, SIDE = 16;

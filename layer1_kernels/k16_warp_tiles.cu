@@ -93,7 +93,7 @@ __device__ void multiply_warp_cuda(float sums[TM][TN], const Tile a_tile, const 
 }
 
 // A tile of c for each block: fetch, wait, multiply, wait.
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS)
 matmul_warp_cuda(const float* a, const float* w, float* c, int M, int N, int K)
 {
     __shared__ Tile a_tile, w_tile;
@@ -112,7 +112,7 @@ matmul_warp_cuda(const float* a, const float* w, float* c, int M, int N, int K)
 // ---- two tiles of each
 
 // The same with two tiles of a and two of w: while one pair is multiplied, the other is loaded.
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS)
 matmul_buffered_cuda(const float* a, const float* w, float* c, int M, int N, int K)
 {
     __shared__ Tile a_tile[2], w_tile[2];

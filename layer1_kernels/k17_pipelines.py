@@ -54,12 +54,16 @@ def matmul_flat_triton(a, w, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK:
     rows, columns, steps = tl.cdiv(M, BM), tl.cdiv(N, BN), tl.cdiv(K, BK)
     own = tl.cdiv(rows * columns - p, P)            # tiles of this program
     sums = tl.zeros((BM, BN), tl.float32)
-    for i in range(own * steps):
-        # exercise: step i % steps of tile p + i // steps · P; after its last step, store the tile
-        row, column = grouped_triton(p + i // steps * P, rows, columns, GROUP)
-        k = i % steps * BK
+    tile, step, row, column = p - P, steps - 1, 0, 0    # as after a tile before the first
+    for _ in range(own * steps):
+        # exercise: count; where a tile begins, find it; add a step's products; store after the last
+        step = tl.where(step < steps - 1, step + 1, 0)
+        if step == 0:
+            tile += P
+            row, column = grouped_triton(tile, rows, columns, GROUP)
+        k = step * BK
         sums = tl.dot(a.load([row * BM, k]), w.load([column * BN, k]).T, sums)
-        if i % steps == steps - 1:
+        if step == steps - 1:
             c.store([row * BM, column * BN], sums.to(c.dtype))
             sums = tl.zeros((BM, BN), tl.float32)
 

@@ -61,9 +61,9 @@ def needed(lesson, exercise, message=""):
 
 def asked_by_tests(lesson, exercise):
     """The names that the tests of an exercise ask `subject` for, themselves or in what they use of
-    their file."""
-    tree = ast.parse(lesson.test.read_text("utf-8"))
-    known = {node.name: list(ast.walk(node)) for node in tree.body if hasattr(node, "name")}
+    the lesson's graders."""
+    known = {node.name: list(ast.walk(node)) for path in lesson.graders
+             for node in ast.parse(path.read_text("utf-8")).body if hasattr(node, "name")}
     reached = [d for d in known if d == exercise.test or d.startswith(f"{exercise.test}__")]
     for name in reached:
         words = {getattr(node, "id", None) for node in known[name]}

@@ -43,10 +43,10 @@ class Limit(NamedTuple):
 def variant(k, bound=True):
     """This lesson's kernels with k at a time instead of 8 -> RawModule
 
-    bound: ask for two blocks on an SM, as they do
+    bound: ask for two blocks on an SM, which they do not
     """
     source = KERNELS.source.replace("BK = 8;", f"BK = {k};")
-    return simulator.RawModule(source if bound else source.replace("(THREADS, 2)", "(THREADS)"))
+    return simulator.RawModule(source.replace("(THREADS)", "(THREADS, 2)") if bound else source)
 
 
 def ladder(M, N, K):
@@ -79,7 +79,7 @@ def rung(launch, M, N, K, changed):
 def limits():
     """What ptxas makes of k06's last kernel and of this lesson's, with 8 and 16 k at a time, with
     and without a bound, for an A100 (sm_80) and an H200 (sm_90): [Limit]. Needs no GPU."""
-    rows = [("matmul_vector_cuda", 8, True, BEFORE), ("matmul_warp_cuda", 8, True, KERNELS)]
+    rows = [("matmul_vector_cuda", 8, False, BEFORE), ("matmul_warp_cuda", 8, False, KERNELS)]
     rows += [("matmul_buffered_cuda", k, bound, variant(k, bound))
              for k in (8, 16) for bound in (True, False)]
     return [limit(*row, arch) for row in rows for arch in ("sm_80", "sm_90")]

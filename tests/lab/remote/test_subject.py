@@ -206,6 +206,14 @@ def test_what_counts_as_time_of_an_answer(monkeypatch, looks, slices):
     assert child.slices == slices
 
 
+def test_a_slice_that_lasts_longer_counts_for_more(monkeypatch):
+    """A fork bomb keeps the grader from looking: two seconds pass between two looks."""
+    monkeypatch.setattr(time_limit, "monotonic", itertools.count().__next__)
+    child = Silent(busy(8))
+    assert not TimeLimit(child).answered(10)
+    assert child.slices <= 6
+
+
 def test_the_clock_is_the_last_resort(monkeypatch):
     """For a child that always could run and gets nothing."""
     monkeypatch.setattr(time_limit, "monotonic", itertools.count().__next__)
