@@ -11,9 +11,11 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from layer1_kernels.gpu import properties
 from layer1_kernels.gradients import without_gradients
+from layer1_kernels.k05_matmul_tiled import GROUP, grouped_triton
 from layer1_kernels.k08_rmsnorm import FLOATS
 
 __all__ = ["grouped_gemm", "grouped_gemm_torch", "sort_slots", "sort_slots_torch"]
@@ -23,12 +25,12 @@ MOST_EXPERTS = 1024         # of sort_slots: a slot has a row of this many numbe
 NUMBERS = 2**14             # of such rows that a program has at a time: 64 registers a thread
 SMALLEST = 16               # slots of a program
 SORT = {"num_warps": 8}
-ALIGNED = 16                # bytes at whose multiples rows of PyTorch's grouped_mm begin
+ALIGNED = 16                # bytes at whose multiples rows of a descriptor and of grouped_mm begin
 
 # BM, BN, BK, warps, stages by bytes of a number. Chosen from what Triton makes of them for Hopper
 # (see shipped: no spills, wgmma from 64 rows on); the largest is the fastest of ten on an H200.
 TILES = {2: [(128, 256, 64, 8, 4), (64, 128, 64, 4, 4), (16, 64, 128, 4, 4)],
-         4: [(64, 64, 32, 4, 3), (16, 32, 64, 4, 3)]}
+         4: [(64, 64, 16, 4, 4), (16, 32, 64, 4, 3)]}
 
 
 # ---- by the book
@@ -147,30 +149,30 @@ def place_triton(experts, offsets, starts, order, n, E: tl.constexpr, BLOCK: tl.
 
 
 @triton.jit
-def product_triton(x_rows, w_rows, m_inside, n_inside, K, BM: tl.constexpr, BN: tl.constexpr,
+def product_triton(x_rows, w, row, m_inside, K, BM: tl.constexpr, BN: tl.constexpr,
                    BK: tl.constexpr):
     """fp32 sums (BM, BN) of BM rows of x with BN rows of w: the loop of k05.
 
-    x_rows (BM, 1), w_rows (BN, 1): addresses of rows   m_inside (BM,), n_inside (BN,): which exist
+    x_rows (BM, 1): addresses of rows, which may lie anywhere   m_inside (BM,): which of them exist
+    w: a descriptor with tiles (BN, BK), whose rows are neighbours   row: the first of them
     """
     k = tl.arange(0, BK)
     sums = tl.zeros((BM, BN), tl.float32)
     for start in range(0, K, BK):
-        inside = start + k < K
-        x_tile = tl.load(x_rows + start + k, m_inside[:, None] & inside, 0)         # (BM, BK)
-        w_tile = tl.load(w_rows + start + k, n_inside[:, None] & inside, 0)         # (BN, BK)
-        sums = tl.dot(x_tile, w_tile.T, sums, input_precision="ieee")
+        x_tile = tl.load(x_rows + start + k, m_inside[:, None] & (start + k < K), 0)    # (BM, BK)
+        sums = tl.dot(x_tile, w.load([row, start]).T, sums, input_precision="ieee")
     return sums
 
 
 @triton.jit
 def grouped_gemm_triton(x, w, y, offsets, order, weights, N, K, EACH, E, BM: tl.constexpr,
-                        BN: tl.constexpr, BK: tl.constexpr):
-    """Of P programs, program p makes tiles p, p + P, p + 2·P … of y: first those of expert 0, row
-    by row, then those of expert 1, and so on.
+                        BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr):
+    """Of P programs, program p makes tiles p, p + P, p + 2·P … of y: first those of expert 0, in
+    the order of k05, then those of expert 1, and so on.
 
-    y: (R, N)   order: (R,)   offsets: (E + 1,)   weights: (R,), or None for 1
-    EACH: slots that share a row of x
+    w: a descriptor of (E·N, K) with tiles (BN, BK), which reads 0 beyond the end   y: (R, N)
+    order: (R,)   offsets: (E + 1,)   weights: (R,), or None for 1
+    EACH: slots that share a row of x   GROUP: rows of tiles that share the tiles of w
     """
     tl.assume(K > 0)                    # as in k05: keeps Hopper's matmul instructions apart
     p = tl.program_id(0)
@@ -180,19 +182,19 @@ def grouped_gemm_triton(x, w, y, offsets, order, weights, N, K, EACH, E, BM: tl.
         begin = tl.load(offsets + e)
         end = tl.load(offsets + e + 1)
         # exercise: while tile p is one of e's, make it and go on to p + P
-        tiles = tl.cdiv(end - begin, BM) * columns
-        while p < first + tiles:
-            m = begin + (p - first) // columns * BM + tl.arange(0, BM)
-            n = (p - first) % columns * BN + tl.arange(0, BN)
+        rows = tl.cdiv(end - begin, BM)
+        while p < first + rows * columns:
+            row, column = grouped_triton(p - first, rows, columns, GROUP)
+            m = begin + row * BM + tl.arange(0, BM)
+            n = column * BN + tl.arange(0, BN)
             slot = tl.load(order + m, m < end, 0).to(tl.int64)  # R·N may not fit 32 bits
             x_rows = x + (slot // EACH)[:, None] * K
-            w_rows = w + (e * N + n).to(tl.int64)[:, None] * K
-            sums = product_triton(x_rows, w_rows, m < end, n < N, K, BM, BN, BK)
+            sums = product_triton(x_rows, w, e * N + column * BN, m < end, K, BM, BN, BK)
             if weights is not None:
                 sums *= tl.load(weights + slot, m < end, 0)[:, None]
             tl.store(y + slot[:, None] * N + n, sums, (m < end)[:, None] & (n < N))
             p += tl.num_programs(0)
-        first += tiles
+        first += rows * columns
 
 
 # ---- the launchers
@@ -231,7 +233,7 @@ def configuration(R, E, itemsize):
     load, R / E, fills by more than half, else those of the smallest."""
     *larger, smallest = TILES[itemsize]
     BM, BN, BK, warps, stages = next((tile for tile in larger if tile[0] * E < 2 * R), smallest)
-    return {"BM": BM, "BN": BN, "BK": BK, "num_warps": warps, "num_stages": stages}
+    return {"BM": BM, "BN": BN, "BK": BK, "GROUP": GROUP, "num_warps": warps, "num_stages": stages}
 
 
 @without_gradients
@@ -242,18 +244,42 @@ def grouped_gemm(x, w, order, offsets, weights=None):           # (X, K), (E, N,
     x, w: float32 (IEEE products, not TF32), float16 or bfloat16, contiguous, on the CPU or on CUDA
     order (R,), offsets (E + 1,): int32, as sort_slots gives them   weights: (R,) float32, or None
     Sums are fp32, and rounded once, to x's dtype. X divides R; any size may be 0.
+    Each call copies w first if K numbers are not a multiple of 16 bytes, or if w does not start at
+    one: that takes the memory of a second w, and the time to write it.
     """
     check("grouped_gemm", FLOATS, x, w, order, offsets, weights)
     R = len(order)
     E, N, K = w.shape
-    if 0 in (R, N, K):
+    if 0 in (R, E, N, K):
         return x.new_zeros(R, N)
     y = x.new_empty(R, N)                           # (R, N)
     how = configuration(R, E, x.itemsize)
     tiles = (R // how["BM"] + min(E, R)) * triton.cdiv(N, how["BN"])    # at most
     programs = min(properties()["multiprocessor_count"], tiles)
-    grouped_gemm_triton[(programs,)](x, w, y, offsets, order, weights, N, K, R // len(x), E, **how)
+    launch_grouped(x, w, y, order, offsets, weights, R // len(x), programs, how)
     return y
+
+
+def launch_grouped(x, w, y, order, offsets, weights, each, programs, how):
+    """Write the products into y (R, N), by this number of programs. No size is 0.
+
+    each: slots that share a row of x   how: as configuration gives it   the rest: as grouped_gemm's
+    """
+    E, N, K = w.shape
+    tiles = TensorDescriptor.from_tensor(aligned_rows(w), [how["BN"], how["BK"]])
+    grouped_gemm_triton[(programs,)](x, tiles, y, offsets, order, weights, N, K, each, E, **how)
+
+
+def aligned_rows(w):
+    """w (E, N, K) as one matrix of E·N rows, each of which starts at a multiple of 16 bytes: w
+    itself where they do, else a copy, in which zeros fill up the rows."""
+    E, N, K = w.shape
+    apart = K + -K % (ALIGNED // w.itemsize)        # numbers from row to row
+    if apart == K and w.data_ptr() % ALIGNED == 0:
+        return w.view(E * N, K)
+    rows = w.new_zeros(E * N, apart)
+    rows[:, :K] = w.view(E * N, K)
+    return rows
 
 
 def check_experts(op, experts, E):

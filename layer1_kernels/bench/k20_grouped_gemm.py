@@ -8,7 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from lab import simulator
-from layer1_kernels.k05_matmul_tiled import matmul
+from layer1_kernels.k05_matmul_tiled import GROUP, matmul
 from layer1_kernels.k08_rmsnorm import Eager
 from layer1_kernels.k20_grouped_gemm import (
     SORT,
@@ -16,6 +16,7 @@ from layer1_kernels.k20_grouped_gemm import (
     count_triton,
     grouped_gemm,
     grouped_gemm_triton,
+    launch_grouped,
     place_triton,
     scan_triton,
     sort_slots,
@@ -74,8 +75,8 @@ def ladder(T, k, E, N, K):
                "more so")
     for BM, changed in zip((16, 32, 64), changes, strict=True):
         with simulator.trace() as trace:
-            grouped_gemm_triton[(8,)](x, w, y, offsets, order, None, N, K, k, E, BM=BM, BN=32,
-                                      BK=32, num_warps=BM // 16)
+            launch_grouped(x, w, y, order, offsets, None, k, 8, {
+                "BM": BM, "BN": 32, "BK": 32, "GROUP": GROUP, "num_warps": BM // 16})
         launches = sorting.launches + trace.launches
         rungs.append(rung(f"Triton: grouped, BM = {BM}", launches, 0, least, flops, changed))
     return rungs
@@ -99,18 +100,20 @@ def rung(name, launches, waits, least, flops, changed):
 def shipped(N=2048, K=7168):
     """What grouped_gemm compiles for Hopper: {name: simulator.Hopper}.
 
-    Rows of x are gathered, so they come by cp.async: Hopper's bulk copies take neighbouring rows.
+    Tiles of w come by the TMA. Rows of x are gathered, so they come by cp.async: the TMA's copies
+    take neighbouring rows.
     """
     kernels = {}
     for dtype, kind, tiles in ((torch.bfloat16, "bf16", ("gemm", "gemm", "dots")),
                                (torch.float32, "fp32", ("dots", "dots"))):
         for name, (BM, BN, BK, warps, stages) in zip(tiles, TILES[dtype.itemsize], strict=True):
-            args = {"x": f"*{kind}", "w": f"*{kind}", "y": f"*{kind}", "offsets": "*i32",
-                    "order": "*i32", "weights": "*fp32", "N": "i32:16", "K": "i32:16",
-                    "EACH": "i32", "E": "i32:16"}
+            args = {"x": f"*{kind}", "w": f"tensordesc<{kind}[{BN},{BK}]>", "y": f"*{kind}",
+                    "offsets": "*i32", "order": "*i32", "weights": "*fp32", "N": "i32:16",
+                    "K": "i32:16", "EACH": "i32", "E": "i32:16"}
             kernels[f"grouped_{name}_{kind}_{BM}_rows"] = simulator.hopper(
-                grouped_gemm_triton, args, {"BM": BM, "BN": BN, "BK": BK}, num_warps=warps,
-                num_stages=stages)
+                grouped_gemm_triton, args, {"BM": BM, "BN": BN, "BK": BK, "GROUP": GROUP},
+                num_warps=warps, num_stages=stages,
+                needs=["tma_loads"] + ["wgmma"] * (name == "gemm"))
     return kernels
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from lab.judge.adversarial import VALUES
 from lab.judge.compare import rounded_once
+from lab.judge.launched import Launched
 from lab.judge.mistakes import mistake, same_report
 from lab.judge.pace import made_by, numbers, whole
 from lab.judge.subject import Raised
@@ -12,7 +13,8 @@ from lab.judge.work import same_work
 
 SORTS = [(74, 8, 32), (129, 16, 64), (32, 2, 32), (1, 1, 16), (100, 8, 16)]     # n, E, BLOCK
 N, K = 40, 48
-TILE = {"BM": 16, "BN": 16, "BK": 16, "num_warps": 1}   # more warps would multiply the same twice
+TILE = {"BM": 16, "BN": 16, "BK": 16, "GROUP": 2,
+        "num_warps": 1}     # more would multiply the same twice
 # Of few numbers these depend on how a matrix is laid out: lanes repeat each other's loads.
 LAYOUT = ("bytes loaded", "requests", "sectors", "shared wavefronts")
 PROGRAMS = 5            # N / BN = 3 columns of tiles: with 3 programs each would make one column
@@ -67,8 +69,8 @@ def test_predict_rows(subject, reference, rng):
                                                   f"a prediction is a number, got {got!r}")
     order, offsets = by_expert(choices(rng, 1, 16, 64), 64)
     x, w = (rng.standard_normal(shape).astype(np.float16) for shape in ((8, 16), (64, 16, 16)))
-    _, launch = run_gemm(reference, x, w, order, offsets, None)
-    want = tensor_flops(launch) / (2 * 16 * 16) / len(order)
+    run_gemm(reference, x, w, order, offsets, None)
+    want = tensor_flops(last_launch(reference)) / (2 * 16 * 16) / len(order)
     why = {1: ("full_tiles", "a tile is made by the slots of one expert, and here an expert has "
                              "one slot"),
            2: ("copies", "that each token is multiplied twice is needed: 16 rows are needed, and "
@@ -219,18 +221,24 @@ def test_place_triton__work(subject, reference, rng):
 # ---- the product
 
 
-def run_gemm(subject, x, w, order, offsets, weights, programs=PROGRAMS):
-    """(y, launch). w may have fewer experts than offsets says: those at the end have no slots."""
+def run_gemm(subject, x, w, order, offsets, weights):
+    """y, of the given launcher: it makes a descriptor of w."""
     import torch
 
     operands = [a if torch.is_tensor(a) else tensors(a)[0] for a in (x, w)]
     y = torch.full((len(order), w.shape[1]), 7, dtype=operands[0].dtype)
     last = None if weights is None else tensors(weights)[0]
-    each = len(order) // len(x)
-    launch = subject.launch("grouped_gemm_triton", programs, None,
-                            (*operands, y, *tensors(offsets, order), last, w.shape[1], x.shape[1],
-                             each, len(offsets) - 1), **TILE)
-    return y, launch
+    subject.launch_grouped(*operands, y, *tensors(order, offsets), last, len(order) // len(x),
+                           PROGRAMS, TILE)
+    return y
+
+
+def last_launch(subject):
+    """What the simulator counted of it."""
+    launch = subject.make("lab.simulator:last_launch")
+    totals = subject.make("lab.simulator.report:counts_as_data", launch.totals)
+    return Launched([{"totals": totals, "steps": launch.steps, "lane_steps": launch.lane_steps,
+                      "evenness": launch.evenness}])
 
 
 def tensor_flops(launch):
@@ -268,6 +276,7 @@ def right_gemm(agree, got, x, w, order, offsets, weights, what, precision="float
         want = scattered(plain) * factor[:, None]
         rank = np.arange(R) - offsets[expert]
         whole = loads[expert] // TILE["BM"] * TILE["BM"]
+        column, inner = np.divmod(np.arange(want.shape[1]), TILE["BN"])
         mistakes = {
             "floor_tiles": ("the last rows of an expert are left out: its tiles are rounded up, "
                             "not down", scattered(np.where((rank < whole)[:, None],
@@ -279,6 +288,9 @@ def right_gemm(agree, got, x, w, order, offsets, weights, what, precision="float
             "left_sorted": ("the results stand by place: row i is slot i's", want[order]),
             "not_gathered": ("x is read in its own order: the slot at place m is order[m]",
                              scattered(sums(x[np.arange(R) // each], expert)) * factor[:, None]),
+            "column_for_row": ("a descriptor counts rows of w, not tiles: column c of tiles begins "
+                               "c · BN rows after the expert's first",
+                               scattered(plain[:, column + inner]) * factor[:, None]),
             "one_expert": ("all slots are multiplied by the weight of expert 0",
                            scattered(sums(x[order // each], 0 * expert)) * factor[:, None])}
     of = np.empty(R, int)
@@ -286,6 +298,19 @@ def right_gemm(agree, got, x, w, order, offsets, weights, what, precision="float
     agree(got, want, precision, f"grouped_gemm_triton, {what}",
           lambda i: f"slot {i[0]} (token {i[0] // each}, expert {of[i[0]]}), column {i[1]}",
           mistakes, unwritten=7)
+
+
+def test_grouped_gemm_triton__last_columns(subject, agree, rng):
+    """A tile of w runs into the rows of the next expert, which are not numbers."""
+    import torch
+
+    x, w, _, operands = case(rng, np.zeros((1, 1)), 2, 1, n=7, k=5)
+    operands[1][1] = torch.nan
+    order, offsets = np.array([0], np.int32), np.array([0, 1, 1], np.int32)
+    with same_report("beyond_the_row", "Columns of a tile from N on come from the next expert's "
+                     "rows of w: they are not stored.", kind="out_of_bounds", array="y"):
+        got = run_gemm(subject, *operands, order, offsets, None)
+    right_gemm(agree, got, x, w, order, offsets, None, "one slot of expert 0, N = 7")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -299,24 +324,24 @@ def test_grouped_gemm_triton(subject, agree, rng, dtype):
                      array="y"), \
             same_report("slot_as_token", "Row slot // EACH of x is the slot's: EACH slots share a "
                         "token.", kind="out_of_bounds", array="x"):
-        got, _ = run_gemm(subject, *operands, order, offsets, weights)
+        got = run_gemm(subject, *operands, order, offsets, weights)
     right_gemm(agree, got, x, w, order, offsets, weights, f"37 tokens, 2 of 4 experts, {dtype}",
                dtype)
 
 
 @pytest.mark.parametrize("empty", [(3,), (0, 3, 7)])
 def test_grouped_gemm_triton__empty(subject, agree, rng, empty):
-    """Experts without slots; the weight of the last one is not even there."""
+    """Experts without slots, whose weights are not numbers; tiles of others run into them."""
+    import torch
+
     experts = choices(rng, 37, 2, 8, empty)
     order, offsets = by_expert(experts, 8)
     x, w, weights, operands = case(rng, experts, 8, 37)
-    there = operands[1][:7] if 7 in empty else operands[1]
-    with same_report("empty_counted", "Expert 7 has no slots, so nobody needs its weight, and here "
-                     "it is not there: an expert without slots has no tile.",
-                     kind="out_of_bounds", array="w"), \
-            same_report("empty_shifts", "Two programs make one row. An expert without slots has no "
-                        "tile: those after it begin where it begins.", kind="race", array="y"):
-        got, _ = run_gemm(subject, operands[0], there, order, offsets, weights)
+    operands[1][list(empty)] = torch.nan
+    shifts = "An expert without slots has no tile: those after it begin where it begins."
+    with same_report("empty_shifts", shifts, kind="race", array="y"), \
+            same_report("empty_shifts", shifts, kind="out_of_bounds", array="y"):
+        got = run_gemm(subject, *operands, order, offsets, weights)
     right_gemm(agree, got, x, w, order, offsets, weights,
                f"37 tokens, 2 of 8 experts, none to {' and '.join(map(str, empty))}")
 
@@ -330,7 +355,7 @@ def test_grouped_gemm_triton__sizes(subject, agree, rng, T, k, E, n, dims, dtype
     order, offsets = by_expert(experts, E)
     for X, weighted in ((T, False), (T * k, True)):
         x, w, weights, operands = case(rng, experts, E, X, dtype, n, dims)
-        got, _ = run_gemm(subject, *operands, order, offsets, weights if weighted else None)
+        got = run_gemm(subject, *operands, order, offsets, weights if weighted else None)
         right_gemm(agree, got, x, w, order, offsets, weights if weighted else None,
                    f"{T * k} slots of {E} experts, {X} rows of x, N = {n}, K = {dims}, {dtype}",
                    dtype)
@@ -343,10 +368,10 @@ def test_grouped_gemm_triton__hard_numbers(subject, agree, rng):
     for kind in ("infinite", "not_a_number", "uneven"):
         x, w, weights, operands = case(rng, experts, 4, 20)
         x = VALUES[kind](rng, x.shape).astype(np.float32)
-        got, _ = run_gemm(subject, x, operands[1], order, offsets, weights)
+        got = run_gemm(subject, x, operands[1], order, offsets, weights)
         right_gemm(agree, got, x.astype(np.float64), w, order, offsets, weights, f"x {kind}")
     x, w, weights, operands = case(rng, experts, 4, 20, "float16")
-    got, _ = run_gemm(subject, *operands, order, offsets, weights)
+    got = run_gemm(subject, *operands, order, offsets, weights)
     loads = np.diff(offsets)
     want = np.empty((len(order), N))
     want[order] = np.stack([w[e] @ row for e, row in
@@ -359,8 +384,9 @@ def test_grouped_gemm_triton__work(subject, reference):
     experts = choices(rng, 37, 2, 8, (3,))
     order, offsets = by_expert(experts, 8)
     *_, weights, operands = case(rng, experts, 8, 37, "float16")
-    own, course = (run_gemm(side, *operands, order, offsets, weights)[1]
-                   for side in (subject, reference))
+    for side in (subject, reference):
+        run_gemm(side, *operands, order, offsets, weights)
+    own, course = map(last_launch, (subject, reference))
     got, want = tensor_flops(own), tensor_flops(course)
     rows = 2 * K * ceil(N, TILE["BN"]) * TILE["BN"]             # FLOPs of a row
     assert got, mistake("no_tensor_cores", "grouped_gemm_triton multiplies float16 without tensor "
@@ -382,31 +408,25 @@ def test_grouped_gemm_triton__nothing(subject):
     """Without slots nothing is written, and nothing read but offsets."""
     x, w = np.ones((1, K), np.float32), np.ones((2, N, K), np.float32)
     empty = np.zeros(0, np.int32)
-    y, _ = run_gemm(subject, x, w, empty, np.zeros(3, np.int32), None)
-    assert y.numel() == 0
+    assert run_gemm(subject, x, w, empty, np.zeros(3, np.int32), None).numel() == 0
 
 
-@pytest.mark.parametrize("array, slot, each, E, dims", [
-    ("x", 2**28, 1, 1, 16), ("y", 2**28, 2**29, 1, 16), ("w", 0, 1, 17, 2**28)])
-def test_grouped_gemm_triton__addresses(subject, array, slot, each, E, dims):
+@pytest.mark.parametrize("array, each", [("x", 1), ("y", 2**29)])
+def test_grouped_gemm_triton__addresses(subject, array, each):
     """One slot, whose row begins at 2^32 and so beyond the array: 32 bits take that for 0."""
-    row = np.zeros(16, np.float32)
-    offsets = np.array([0] * E + [1], np.int32)     # all but the last expert have no slots
-    n = 1 if array == "w" else 16
+    row, w = np.zeros((1, 16), np.float32), np.zeros((1, 16, 16), np.float32)
+    order, offsets = np.array([2**28], np.int32), np.array([0, 1], np.int32)
     try:
-        subject.launch("grouped_gemm_triton", 1, None, tensors(
-            row, np.zeros(256, np.float32), row.copy(), offsets, np.array([slot], np.int32)) +
-            [None, n, dims, each, E], **TILE)
+        subject.launch_grouped(*tensors(row, w, row.copy(), order, offsets), None, each, 1, TILE)
         beyond = False
     except Raised as error:
         beyond = "out-of-bounds" in error.text and f"`{array}`" in error.text
     assert beyond, mistake("short_index", (
         f"grouped_gemm_triton takes a row of {array} that begins at number 2^32 for another: a "
-        f"product of two int32 has 32 bits. Make "
-        f"{'e · N + n' if array == 'w' else '`slot`'} a tl.int64 before it is multiplied"))
+        f"product of two int32 has 32 bits. Make `slot` a tl.int64 before it is multiplied"))
 
 
-# ---- the course's own launchers
+# ---- the course's own launchers; more tests of them are in test_grouped_launchers.py
 
 
 @pytest.mark.parametrize("T, k, E", [(37, 2, 8), (1, 1, 1), (5, 3, 60), (0, 2, 4), (300, 2, 64)])
@@ -449,24 +469,6 @@ def test_oracle_is_torchs(subject, rng):
                                           offs=torch.from_numpy(offsets[1:]))
     got = subject.grouped_gemm_oracle(x, w, order, offsets)
     assert np.allclose(got[order], want.numpy(), rtol=1e-5, atol=1e-5)
-
-
-def test_launches_do_not_grow_with_experts():
-    """Three for the sort, one for the product, whatever E is and however the slots fall."""
-    import torch
-
-    from lab import simulator
-    from layer1_kernels.k20_grouped_gemm import grouped_gemm, sort_slots
-
-    simulator.activate_triton()
-    try:
-        for E in (1, 40):
-            with simulator.trace() as trace:
-                order, offsets = sort_slots(torch.arange(20, dtype=torch.int32)[:, None] % E, E)
-                grouped_gemm(torch.ones(20, 16), torch.ones(E, 16, 16), order, offsets)
-            assert len(trace.launches) == 4
-    finally:
-        simulator.deactivate_triton()
 
 
 def test_gradients_are_torchs(subject, rng):
@@ -550,6 +552,7 @@ def test_what_hopper_gets():
         assert not kernel.serialised, f"{name}: {kernel.serialised}"
         assert kernel.shared <= 227 * 1024, f"{name}: {kernel.shared} bytes of shared memory"
         assert kernel.wgmma or "gemm" not in name, f"{name}: no wgmma"
+        assert kernel.tma_loads or "grouped" not in name, f"{name}: tiles of w not by the TMA"
 
 
 @pytest.mark.gpu
