@@ -47,6 +47,8 @@ in_flight       shared memory that a cp.async is still filling
 copies          elements that several of Triton's threads load together
 races           who touched what, and when: the race detector
 ordering        the race detector's clock
+stamps          when something happened and who did it, in one number
+flags           who has seen whose flag: what orders two blocks
 cells           what the race detector knows of one memory
 taint           uninitialised values: where they come from and go
 undefined       undefined bits

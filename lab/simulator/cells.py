@@ -1,12 +1,12 @@
 """What the race detector knows of one memory: for every few bytes a cell, with the stamps of its
-last write and its last reads (ordering.py)."""
+last write and its last reads (stamps.py)."""
 
 from functools import cached_property, lru_cache
 
 import numpy as np
 
 from .dtypes import SIZES
-from .ordering import (
+from .stamps import (
     ATOMIC,
     BLOCK_SHIFT,
     IN_BLOCK,
@@ -34,6 +34,7 @@ class Cells:
         self.last_write = self.last_read = 0            # stamps; last_read of reads looked up
         self.full_at = None                             # last write when complete() last looked
         self.full = False
+        self.told = {}                                  # {cell: View}: flags.py
 
     @cached_property
     def hot(self):

@@ -17,7 +17,7 @@ from functools import lru_cache
 import numpy as np
 
 from .lanes import WARP
-from .ordering import BLOCK_SHIFT, WARP_SHIFT, WHO, WHO_BITS
+from .stamps import BLOCK_SHIFT, WARP_SHIFT, WHO, WHO_BITS
 from .uses import JUMPS, uses_of
 
 READS_KEPT = 256            # instructions, 32 MB or less

@@ -10,26 +10,23 @@ order in which they run here. A GPU may run them in another order unless somethi
   happened. So a fence or an atomic in between makes an order likely and not proven. A fence alone
   makes nobody wait: without an atomic or volatile access there is no flag to be seen.
 
-A stamp is `step << 32 | who`, and `who` is `block << 12 | warp << 6 | lane`, with blocks numbered
-from 0 among those checked. Stamps compare as numbers: the greater one is younger.
+What a stamp is says stamps.py; whose flag was seen by whom, flags.py.
 """
 
 import numpy as np
 
+from .flags import Flags
 from .lanes import WARP
-
-WHO_BITS = 32
-BLOCK_SHIFT = 12
-WARP_SHIFT = 6
-WHO = (1 << WHO_BITS) - 1
-LANE = (1 << WARP_SHIFT) - 1
-IN_BLOCK = (1 << BLOCK_SHIFT) - 1
-SEVERAL_LANES, ATOMIC = 32, 33          # in place of a lane
-SEVERAL_WARPS = IN_BLOCK                # in place of a warp and lane
-SEVERAL_BLOCKS = WHO                    # in place of all three
-MOST_BLOCKS = (1 << WHO_BITS - BLOCK_SHIFT) - 1
-BARRIERS = 16
-MEETINGS = BARRIERS + WARP              # at named barriers, and of tiles by their first warp
+from .stamps import (
+    BARRIERS,
+    BLOCK_SHIFT,
+    LANE,
+    MEETINGS,
+    SEVERAL_BLOCKS,
+    WARP_SHIFT,
+    WHO,
+    WHO_BITS,
+)
 
 
 class Order:
@@ -57,6 +54,7 @@ class Order:
         self.acquired = np.zeros(blocks, np.int64)          # fence, atomic or volatile load,
         self.flagged = np.zeros(blocks, np.int64)           # atomic or volatile access
         self.taken = 0                                      # lanes that earlier waves have
+        self.flags = Flags(self)
 
     def stamp(self, inst=None):
         self.history.append(inst)
@@ -131,6 +129,9 @@ class Events:
         mine = slice(self.start, self.start + self.shape[0] * self.shape[1])
         for stamps in (order.block_barrier, order.warp_barrier):
             stamps[mine].reshape(self.shape)[slice(None) if blocks is None else blocks] = stamp
+        first = self.start // self.shape[1]
+        order.flags.barrier(range(first, first + self.shape[0]) if blocks is None
+                            else {first + int(block) for block in blocks})
         self.oldest_barrier = stamp if blocks is None else int(order.block_barrier[mine].min())
 
     def named_barrier(self, index, number):
@@ -143,13 +144,16 @@ class Events:
     def warp_barrier_of(self, wave):
         """__syncwarp() of the active lanes."""
         self.order.warp_barrier[self.lanes(wave.lanes)] = self.order.stamp()
+        self.order.flags.warp_barrier(self.start + wave.lanes.index)
 
     def shuffle(self, wave):
         self.order.shuffles[self.lanes(wave.lanes)] = self.order.stamp()
 
-    def fence(self, wave):
+    def fence(self, wave, of_block=False):
         order = self.order
         stamp = self.order.stamp()
+        if not of_block:
+            order.flags.fence(self.start + wave.lanes.index)
         blocks = self.blocks(wave)
         order.fences[self.lanes(wave.lanes)] = stamp
         order.fenced[blocks] = order.released[blocks] = order.acquired[blocks] = stamp

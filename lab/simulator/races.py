@@ -1,7 +1,7 @@
 """The race detector: shadows of shared and global memory that remember who touched what, and when.
 
 Two threads race if both touch a place, at least one writes, and nothing orders them. Per cell of
-memory two stamps are kept (ordering.py), of the last write and of the last reads; for reads the
+memory two stamps are kept (stamps.py), of the last write and of the last reads; for reads the
 lane may also be "several", and so may the warp and the block. That is enough: one of them is not
 me. Reads that a barrier has made harmless are forgotten when the next one comes.
 
@@ -22,9 +22,11 @@ import numpy as np
 
 from .cells import Cells, Values, cell_size
 from .copies import Copies
+from .flags import RELEASES, is_plain, is_strong
 from .grid_sync import GridWorkspace
 from .lanes import WARP
-from .ordering import (
+from .ordering import Events
+from .stamps import (
     ATOMIC,
     BLOCK_SHIFT,
     IN_BLOCK,
@@ -36,14 +38,10 @@ from .ordering import (
     WARP_SHIFT,
     WHO,
     WHO_BITS,
-    Events,
 )
 from .tile_sync import TileSync
 
 COLLECTIVE = ("ldmatrix", "wmma")   # the warp accesses memory as one: instructions/collective.py
-STRONG = {"relaxed", "acquire", "release", "acq_rel"}
-RELEASES = {"release", "acq_rel"}
-UNCACHED = {*STRONG, "volatile", "mmio", "cv", "wt"}
 
 
 class Shadow(Events):
@@ -124,6 +122,7 @@ class Shadow(Events):
         cells = self.cells(wave, segment)
         if not access.plain:
             self.handshake(wave, False, True)
+            self.order.flags.load(*self.flag(access, cells))
         if cells.last_write:
             for place in access.places():
                 access.check(cells.writes[place], "read", "written")
@@ -134,6 +133,7 @@ class Shadow(Events):
         cells = self.cells(wave, segment)
         if not access.plain:
             self.handshake(wave, True, False)
+            self.order.flags.store(*self.flag(access, cells))
         cells.look_up(0)
         cells.store(access, Values(wave, memory, index, value), assign, cells.reads is not None)
 
@@ -141,10 +141,14 @@ class Shadow(Events):
         access = GlobalAccess(self, wave, inst, offset, size, segment)
         cells = self.cells(wave, segment)
         self.handshake(wave, True, True)
+        self.order.flags.atomic(*self.flag(access, cells))
         if isinstance(segment, GridWorkspace) and segment.arrive(wave.lanes.count):
             self.order.grid_barrier = self.order.stamp()
         cells.look_up(0)
         cells.atomic(access)
+
+    def flag(self, access, cells):
+        return cells.told, access.numbers, access.first_place, access.inst.modifiers
 
     def cells(self, wave, segment):
         """One shadow for an array that is given as two arguments."""
@@ -250,6 +254,9 @@ class Access:
         same, other = self.order.met_at_named(stamps, self.numbers[lanes])
         handshake = self.order.handshake(stamps, self.numbers[lanes])
         excused |= same | (doubtful & handshake & self.between_blocks)
+        if self.between_blocks and not excused.all():
+            left = np.flatnonzero(~excused)
+            excused[left] = self.order.flags.ordered(stamps[left], self.numbers[lanes[left]])
         shuffled = self.order.met_at_shuffle(stamps, self.numbers[lanes])
         doubtful |= other | handshake | shuffled
         excused |= self.copied(lanes, stamps, ~excused & (apart >> BLOCK_SHIFT == 0), mine, theirs,
@@ -262,7 +269,7 @@ class Access:
                                      f"{self.missing_order(int(i[0]), int(last[i[0]]))}")
                 why = "a shuffle makes the lanes meet but promises no order of memory; " \
                     "__syncwarp() does" if shuffled[lanes == i[0]].any() else \
-                    "only a fence with a flag or a lock can order the two"
+                    self.order.flags.missing(int(last[i[0]]), int(self.numbers[i[0]]))
                 self.wave.launch.warn(self.inst, f"ordering not proven: {text}; {why}")
 
     def one_place(self, losers, winners):
@@ -383,18 +390,3 @@ class GlobalAccess(Access):
 
     def name(self, i):
         return self.segment.name_of(int(self.offset[i]))
-
-
-def is_atomic(inst):
-    on_mbarrier = "mbarrier" in (inst.opcode, *inst.modifiers) and "init" not in inst.modifiers
-    return inst.opcode in ("atom", "red") or on_mbarrier
-
-
-def is_strong(inst):
-    """An atomic, or a load or store of cuda::atomic: two of these never race."""
-    return is_atomic(inst) or not STRONG.isdisjoint(inst.modifiers)
-
-
-def is_plain(inst):
-    """Neither an atomic nor volatile, so that the compiler and the caches may do as they like."""
-    return not is_atomic(inst) and UNCACHED.isdisjoint(inst.modifiers)

@@ -74,7 +74,7 @@ def fence(inst, mods):
 
     def run(wave):
         if wave.shadow:
-            wave.shadow.fence(wave)
+            wave.shadow.fence(wave, "cta" in inst.modifiers)
     return run
 
 
