@@ -65,7 +65,7 @@ class Flags:
         self.blocks = len(order.who) // order.threads
         self.of_block = {}      # {block: View} of all its threads
         self.learnt = {}        # {lane: {id: View}}, since its block's last barrier
-        self.read = {}          # {lane: {place: View}}: what flags told it, since its last fence
+        self.read = {}          # {lane: {flag: View}}: what flags told it, since its last fence
         self.at_fence = {}      # {lane: View}, at its last fence; its stamp then, and those of its
         self.fences = np.zeros((3, len(order.who)), np.int64)       # warp's and block's barriers
 
@@ -132,7 +132,7 @@ class Flags:
     def see(self, lane, place, told, modifiers):
         view = told.get(place)
         if view and ACQUIRES.isdisjoint(modifiers):
-            self.read.setdefault(lane, {})[place] = view
+            self.read.setdefault(lane, {})[id(told), place] = view
         elif view:
             self.learn(lane, {place: view})
 
