@@ -29,12 +29,12 @@ STRONG = {"relaxed", "acquire", "release", "acq_rel"}
 RELEASES = {"release", "acq_rel"}
 ACQUIRES = {"acquire", "acq_rel"}
 UNCACHED = {*STRONG, "volatile", "mmio", "cv", "wt"}
-MOST = 20_000           # views: what is beyond is not known
+VIEWS_JOINED = 20_000   # at most: what is beyond is not known
 
 
 class View:
     """{who: stamp} of its parents and of its own. A chain of a thousand flags shares what it can:
-    the whole is put together when somebody asks, of the youngest MOST."""
+    the whole is put together when somebody asks, the youngest first."""
 
     def __init__(self, parents, own=None):
         self.parents = parents
@@ -44,16 +44,16 @@ class View:
     def flat(self):
         """{who: stamp}"""
         if self.whole is None:
-            found, waiting, seen = {}, deque([self]), set()
-            while waiting and len(seen) < MOST:
+            stamps, waiting, done = {}, deque([self]), set()
+            while waiting and len(done) < VIEWS_JOINED:
                 view = waiting.popleft()
-                if id(view) not in seen:
-                    seen.add(id(view))
+                if id(view) not in done:
+                    done.add(id(view))
                     known = view.own if view.whole is None else view.whole
                     for who, stamp in known.items():
-                        found[who] = max(found.get(who, 0), stamp)
+                        stamps[who] = max(stamps.get(who, 0), stamp)
                     waiting += view.parents if view.whole is None else ()
-            self.whole = found
+            self.whole = stamps
         return self.whole
 
 

@@ -261,16 +261,22 @@ class Access:
         doubtful |= other | handshake | shuffled
         excused |= self.copied(lanes, stamps, ~excused & (apart >> BLOCK_SHIFT == 0), mine, theirs,
                                cell)
-        for i, maybe in ((lanes[~excused & ~doubtful], False), (lanes[~excused & doubtful], True)):
-            if len(i):
-                text = self.describe(int(i[0]), int(last[i[0]]), mine, theirs)
-                if not maybe:
-                    raise self.error("race", int(i[0]), f"race: {text}, "
-                                     f"{self.missing_order(int(i[0]), int(last[i[0]]))}")
-                why = "a shuffle makes the lanes meet but promises no order of memory; " \
-                    "__syncwarp() does" if shuffled[lanes == i[0]].any() else \
-                    self.order.flags.missing(int(last[i[0]]), int(self.numbers[i[0]]))
-                self.wave.launch.warn(self.inst, f"ordering not proven: {text}; {why}")
+        self.tell(lanes[~excused & ~doubtful], lanes[~excused & doubtful], last, lanes[shuffled],
+                  mine, theirs)
+
+    def tell(self, raced, doubtful, last, shuffled, mine, theirs):
+        """Raise for the first lane that raced, else warn for the first doubtful one."""
+        for lanes in (raced, doubtful):
+            if not len(lanes):
+                continue
+            i = int(lanes[0])
+            text = self.describe(i, int(last[i]), mine, theirs)
+            if lanes is raced:
+                raise self.error("race", i, f"race: {text}, {self.missing_order(i, int(last[i]))}")
+            why = "a shuffle makes the lanes meet but promises no order of memory; " \
+                "__syncwarp() does" if i in shuffled else \
+                self.order.flags.missing(int(last[i]), int(self.numbers[i]))
+            self.wave.launch.warn(self.inst, f"ordering not proven: {text}; {why}")
 
     def one_place(self, losers, winners):
         """Lanes of one instruction wrote different values to one place."""

@@ -47,6 +47,28 @@ def error_of(source, grid, block, *args, **keywords):
     return caught.value
 
 
+def race(*arguments, **keywords):
+    """Launch a kernel with a race -> the KernelError."""
+    error = error_of(*arguments, **keywords)
+    assert error.kind == "race" and "race" in str(error)
+    return error
+
+
+def silent(*arguments, **keywords):
+    """Launch a kernel without one: no error and no warning."""
+    launch = run(*arguments, **keywords)
+    assert launch.warnings == []
+    return launch
+
+
+def counted(n=256):
+    return np.arange(n, dtype=np.float32)
+
+
+def ints(n=1):
+    return np.zeros(n, np.int32)
+
+
 def to_bf16(x):
     """float32 numbers that bfloat16 holds -> their bits."""
     return (np.ascontiguousarray(x, np.float32).view(np.uint32) >> 16).astype(np.uint16)

@@ -5,30 +5,7 @@ import pytest
 
 from lab import simulator
 
-from .conftest import error_of, run
-
-
-def floats(n=256):
-    return np.arange(n, dtype=np.float32)
-
-
-def ints(n=1):
-    return np.zeros(n, np.int32)
-
-
-def race(*arguments, **keywords):
-    """Launch a kernel with a race -> the KernelError."""
-    error = error_of(*arguments, **keywords)
-    assert error.kind == "race" and "race" in str(error)
-    return error
-
-
-def silent(*arguments, **keywords):
-    """Launch a kernel without one: no error and no warning."""
-    launch = run(*arguments, **keywords)
-    assert launch.warnings == []
-    return launch
-
+from .conftest import counted, ints, race, run, silent
 
 # ---- global memory, within a block and between blocks
 
@@ -37,12 +14,12 @@ def test_a_sum_by_all_threads_into_one_element():
     int i = blockIdx.x * 64 + threadIdx.x;
     ADD
 }"""
-    error = race(source, 4, 64, floats(), floats(1), options=("-DADD=total[0] += x[i];",))
+    error = race(source, 4, 64, counted(), counted(1), options=("-DADD=total[0] += x[i];",))
     assert error.line == 3 and "element 0 of `total` (1 float32)" in str(error)
     assert "in line 3" in str(error) and "thread" in str(error) and "block" in str(error)
     total = np.zeros(1, np.float32)
-    silent(source, 4, 64, floats(), total, options=("-DADD=atomicAdd(total, x[i]);",))
-    assert total[0] == floats().sum()
+    silent(source, 4, 64, counted(), total, options=("-DADD=atomicAdd(total, x[i]);",))
+    assert total[0] == counted().sum()
 
 
 def test_a_sum_by_one_thread_of_each_block():
@@ -50,10 +27,10 @@ def test_a_sum_by_one_thread_of_each_block():
     float v = x[blockIdx.x];
     if (threadIdx.x == 0) total[WHERE] += v;
 }"""
-    error = race(source, 8, 32, floats(8), floats(8), options=("-DWHERE=0",))
+    error = race(source, 8, 32, counted(8), counted(8), options=("-DWHERE=0",))
     assert error.line == 3 and "by threads of several blocks" in str(error)
     assert "nothing orders two blocks" in str(error)
-    silent(source, 8, 32, floats(8), floats(8), options=("-DWHERE=blockIdx.x",))
+    silent(source, 8, 32, counted(8), counted(8), options=("-DWHERE=blockIdx.x",))
 
 
 def test_reading_what_another_block_wrote():
@@ -62,10 +39,10 @@ def test_reading_what_another_block_wrote():
     __syncthreads();
     out[blockIdx.x * 32 + threadIdx.x] = part[(blockIdx.x * 32 + OTHER) % 256];
 }"""
-    error = race(source, 8, 32, floats(), floats(), options=("-DOTHER=32 + threadIdx.x",))
+    error = race(source, 8, 32, counted(), counted(), options=("-DOTHER=32 + threadIdx.x",))
     assert error.line == 4 and "`part`" in str(error) and "in line 2" in str(error)
     assert "of block (1, 0, 0)" in str(error) and error.block == (0, 0, 0)
-    silent(source, 8, 32, floats(), floats(), options=("-DOTHER=31 - threadIdx.x",))
+    silent(source, 8, 32, counted(), counted(), options=("-DOTHER=31 - threadIdx.x",))
 
 
 def test_a_race_between_blocks_of_different_waves():
@@ -74,9 +51,9 @@ def test_a_race_between_blocks_of_different_waves():
     x[i HALF] = i;
 }"""
     n = 1 << 18
-    silent(source, n // 256, 256, floats(n), options=("-DHALF=",))
+    silent(source, n // 256, 256, counted(n), options=("-DHALF=",))
     # block 0 and the last block, which are far apart and both in the sample
-    assert race(source, n // 256, 256, floats(n), options=(f"-DHALF=% ({n} - 256)",)).line == 3
+    assert race(source, n // 256, 256, counted(n), options=(f"-DHALF=% ({n} - 256)",)).line == 3
 
 
 def test_threads_of_a_block_through_global_memory():
@@ -87,9 +64,9 @@ def test_threads_of_a_block_through_global_memory():
     y[t] = x[t ^ OTHER];
 }"""
     for other, sync in (("64", "__syncthreads();"), ("1", "__syncwarp();"), ("0", "")):
-        silent(source, 1, 128, floats(), floats(), options=(f"-DOTHER={other}", f"-DSYNC={sync}"))
+        silent(source, 1, 128, counted(), counted(), options=(f"-DOTHER={other}", f"-DSYNC={sync}"))
     for other, sync in (("64", "__syncwarp();"), ("1", "")):
-        error = race(source, 1, 128, floats(), floats(),
+        error = race(source, 1, 128, counted(), counted(),
                      options=(f"-DOTHER={other}", f"-DSYNC={sync}"))
         assert error.line == 5 and "in line 3" in str(error)
 
@@ -101,8 +78,8 @@ def test_in_place_shift_writes_what_others_have_yet_to_read():
     SYNC
     x[i] = v;
 }"""
-    silent(source, 1, 128, floats(), 128, options=("-DSYNC=__syncthreads();",))
-    error = race(source, 1, 128, floats(), 128, options=("-DSYNC=",))
+    silent(source, 1, 128, counted(), 128, options=("-DSYNC=__syncthreads();",))
+    error = race(source, 1, 128, counted(), 128, options=("-DSYNC=",))
     assert error.line == 5 and "read in line 3" in str(error)
 
 
@@ -110,8 +87,8 @@ def test_the_same_value_written_by_many_is_no_race():
     source = """extern "C" __global__ void k(const float* x, int* found) {
     if (x[blockIdx.x * 64 + threadIdx.x] > 5.f) found[0] = VALUE;
 }"""
-    silent(source, 4, 64, floats(), ints(), options=("-DVALUE=1",))
-    race(source, 4, 64, floats(), ints(), options=("-DVALUE=threadIdx.x",))
+    silent(source, 4, 64, counted(), ints(), options=("-DVALUE=1",))
+    race(source, 4, 64, counted(), ints(), options=("-DVALUE=threadIdx.x",))
 
 
 def test_bytes_and_halves_next_to_each_other():
@@ -126,276 +103,11 @@ def test_several_arrays_by_one_pointer_register():
     float* p = threadIdx.x & 1 ? a : b;
     p[threadIdx.x OTHER] = threadIdx.x;
 }"""
-    silent(source, 1, 64, floats(64), floats(64), options=("-DOTHER=",))
-    race(source, 1, 64, floats(64), floats(64), options=("-DOTHER=/4",))
+    silent(source, 1, 64, counted(64), counted(64), options=("-DOTHER=",))
+    race(source, 1, 64, counted(64), counted(64), options=("-DOTHER=/4",))
 
 
-# ---- handshakes: right programs must run
-
-FENCE_REDUCTION = """__device__ unsigned int done = 0;
-extern "C" __global__ void k(const float* x, volatile float* part, float* out, int n) {
-    __shared__ float s[64];
-    __shared__ bool last;
-    int t = threadIdx.x;
-    s[t] = x[blockIdx.x * 64 + t];
-    __syncthreads();
-    for (int o = 32; o; o >>= 1) {
-        if (t < o) s[t] += s[t + o];
-        __syncthreads();
-    }
-    if (t == 0) {
-        part[blockIdx.x] = s[0];
-        __threadfence();
-        last = atomicInc(&done, gridDim.x - 1) == gridDim.x - 1;
-    }
-    __syncthreads();
-    if (last && t == 0) {
-        float sum = 0;
-        for (int b = 0; b < gridDim.x; b++) sum += part[b];
-        *out = sum;
-    }
-}"""
-
-
-@pytest.mark.parametrize("qualifier", ["volatile ", ""])
-@pytest.mark.parametrize("blocks", [8, 1024])
-def test_threadfence_reduction(qualifier, blocks):
-    x, out = np.ones(64 * blocks, np.float32), np.zeros(1, np.float32)
-    launch = run(FENCE_REDUCTION.replace("volatile ", qualifier), blocks, 64, x, floats(blocks),
-                 out, 64 * blocks)
-    assert out[0] == x.sum()
-    assert all("ordering not proven" in w for w in launch.warnings)
-    assert bool(launch.warnings) != bool(qualifier)
-
-
-LOOK_BACK = """struct Status { int flag; float value; };
-extern "C" __global__ void k(const float* x, float* y, QUALIFIER int* flag, PLAIN float* sum,
-                             PLAIN float* prefix) {
-    __shared__ float s[64];
-    __shared__ float before;
-    int t = threadIdx.x, b = blockIdx.x;
-    s[t] = x[b * 64 + t];
-    __syncthreads();
-    for (int o = 1; o < 64; o <<= 1) {
-        float v = t >= o ? s[t - o] : 0;
-        __syncthreads();
-        s[t] += v;
-        __syncthreads();
-    }
-    if (t == 0) {
-        sum[b] = s[63];
-        __threadfence();
-        flag[b] = 1;
-        float running = 0;
-        for (int i = b - 1; i >= 0; i--) {
-            while (flag[i] == 0);
-            __threadfence();
-            if (flag[i] == 2) { running += prefix[i]; break; }
-            running += sum[i];
-        }
-        prefix[b] = running + s[63];
-        __threadfence();
-        flag[b] = 2;
-        before = running;
-    }
-    __syncthreads();
-    y[b * 64 + t] = s[t] + before;
-}"""
-
-
-@pytest.mark.parametrize("plain", ["", "volatile"])
-def test_decoupled_look_back_scan(plain):
-    n = 64 * 24
-    x, y = np.ones(n, np.float32), np.zeros(n, np.float32)
-    launch = run(LOOK_BACK, 24, 64, x, y, ints(24), floats(24), floats(24),
-                 options=("-DQUALIFIER=volatile", f"-DPLAIN={plain}"))
-    assert np.array_equal(y, np.cumsum(x))
-    assert launch.warnings == []
-
-
-FLAG = """extern "C" __global__ void k(QUALIFIER int* flag, float* x, float* y) {
-    if (blockIdx.x == 0) {
-        x[threadIdx.x] = 1;
-        RELEASE
-        flag[threadIdx.x] = 1;
-    } else {
-        LOOK (flag[threadIdx.x] == 0);
-        ACQUIRE
-        y[threadIdx.x] = x[threadIdx.x];
-    }
-}"""
-
-
-@pytest.mark.parametrize("release, acquire, says", [
-    ("__threadfence", "__threadfence", ""),
-    ("__threadfence", "", "this block has read a flag that tells of it, but has not fenced since"),
-    ("", "__threadfence", "a flag tells only what a thread did before its last fence"),
-    ("__threadfence_block", "__threadfence", "no flag that this block has read tells of it"),
-    ("__threadfence", "__threadfence_block", "this block has read a flag")])
-def test_a_flag_needs_a_fence_on_either_side(release, acquire, says):
-    """For all blocks, that is."""
-    options = [f"-D{name}={call}{'();' * bool(call)}" for name, call in
-               (("RELEASE", release), ("ACQUIRE", acquire))]
-    launch = run(FLAG, 2, 32, ints(32), floats(32), floats(32),
-                 options=("-DQUALIFIER=volatile", "-DLOOK=while", *options))
-    assert bool(launch.warnings) == bool(says)
-    if says:
-        assert "ordering not proven" in launch.warnings[0] and says in launch.warnings[0]
-
-
-def test_who_raises_a_flag_for_others_fences_after_the_barrier():
-    source = """extern "C" __global__ void k(volatile int* flag, float* x, float* y) {
-    if (blockIdx.x == 0) {
-        x[threadIdx.x] = 1;
-        BEFORE
-        __syncthreads();
-        if (threadIdx.x == 0) { AFTER *flag = 1; }
-    } else {
-        if (threadIdx.x == 0) { while (*flag == 0); __threadfence(); }
-        __syncthreads();
-        y[threadIdx.x] = x[63 - threadIdx.x];
-    }
-}"""
-    fence = "__threadfence();"
-    launch = run(source, 2, 64, ints(1), floats(64), floats(64),
-                 options=("-DBEFORE=", f"-DAFTER={fence}"))
-    assert launch.warnings == []
-    launch = run(source, 2, 64, ints(1), floats(64), floats(64),
-                 options=(f"-DBEFORE={fence}", "-DAFTER="))
-    assert "fence just before, for all blocks, and after it has met those" in launch.warnings[0]
-
-
-def test_a_flag_needs_to_be_volatile_or_atomic():
-    race(FLAG, 2, 32, ints(32), floats(), floats(),
-         options=("-DQUALIFIER=", "-DRELEASE=", "-DLOOK=y[0] =", "-DACQUIRE="))
-
-
-PASSED_ON = """extern "C" __global__ void k(int* flag, float* x, float* y) {
-    int b = blockIdx.x, t = threadIdx.x;
-    if (b > 0) {
-        if (t == 0) {
-            while (atomicAdd(flag, 0) < WAIT);
-            __threadfence();
-        }
-        MEET
-        y[32 * b + t] = x[32 * (b + BEHIND) + t];
-    }
-    x[32 * b + t] = b;
-    __syncthreads();
-    if (t == 0) {
-        __threadfence();
-        atomicAdd(flag, 1);
-    }
-}"""
-
-
-def test_what_a_flag_tells_is_passed_on():
-    """Block b waits for b flags: it knows of all blocks before it, by flag after flag. Its other
-    threads know when they have met the one that waited."""
-    def options(wait="b", meet="__syncthreads();", behind="-b"):
-        return f"-DWAIT={wait}", f"-DMEET={meet}", f"-DBEHIND={behind}"
-    for meet in ("__syncthreads();", "__syncwarp();"):
-        launch = run(PASSED_ON, 4, 32, ints(), floats(32 * 4), floats(32 * 4),
-                     options=options(meet=meet))
-        assert launch.warnings == []
-    race(PASSED_ON, 4, 32, ints(), floats(32 * 4), floats(32 * 4), options=options(meet=""))
-    race(PASSED_ON, 4, 32, ints(), floats(32 * 4), floats(32 * 4),
-         options=options(wait="1", behind="-1"))
-
-
-def test_a_lock_and_a_ticket_tell_of_all_who_came_before():
-    """Of the blocks that take a ticket in one step, only the last one knows of all."""
-    source = """extern "C" __global__ void k(int* ticket, float* part, float* out) {
-    part[blockIdx.x] = 1;
-    __threadfence();
-    if (atomicAdd(ticket, 1) == gridDim.x - LAST) {
-        __threadfence();
-        float sum = 0;
-        for (int b = 0; b < gridDim.x; b++) sum += part[b];
-        *out = sum;
-    }
-}"""
-    out = floats(1)
-    assert run(source, 40, 1, ints(), floats(40), out, options=("-DLAST=1",)).warnings == []
-    assert out[0] == 40
-    early = run(source, 40, 1, ints(), floats(40), floats(1), options=("-DLAST=2",))
-    assert "ordering not proven" in early.warnings[0]
-
-
-def test_spin_locks():
-    """With atomics, and with a volatile flag in shared memory."""
-    count = ints()
-    launch = run("""extern "C" __global__ void k(int* lock, int* count) {
-    if (threadIdx.x == 0) {
-        while (atomicCAS(lock, 0, 1) != 0);
-        __threadfence();
-        *count = *count + 1;
-        __threadfence();
-        atomicExch(lock, 0);
-    }
-}""", 16, 32, ints(), count)
-    assert count[0] == 16 and launch.warnings == []
-    y = floats(1)
-    launch = run("""extern "C" __global__ void k(float* y) {
-    __shared__ volatile int flag;
-    __shared__ float value;
-    if (threadIdx.x == 0) flag = 0;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        value = 7;
-        __threadfence_block();
-        flag = 1;
-    }
-    if (threadIdx.x == 32) {
-        while (flag == 0);
-        __threadfence_block();
-        y[0] = value;
-    }
-}""", 1, 64, y)
-    assert y[0] == 7 and all("ordering not proven" in w for w in launch.warnings)
-
-
-def test_a_fence_without_a_flag_makes_nobody_wait():
-    """In shared memory and in an array, within a block and between two."""
-    shared = """extern "C" __global__ void k(float* y) {
-    __shared__ float s[64];
-    s[threadIdx.x] = 1;
-    __threadfence_block();
-    y[threadIdx.x] = s[63 - threadIdx.x];
-}"""
-    assert "only a fence between them" in str(race(shared, 1, 64, floats(64)))
-    y = floats(64)
-    run(shared.replace("__threadfence_block", "__syncthreads"), 1, 64, y)
-    assert (y == 1).all()
-    race("""extern "C" __global__ void k(float* x, float* y) {
-    int i = blockIdx.x * 64 + threadIdx.x;
-    x[i] = 1;
-    __threadfence();
-    y[i] = x[127 - i];
-}""", 2, 64, floats(128), floats(128))
-
-
-def test_a_lock_in_shared_memory_is_a_warning():
-    """An atomic there may be the flag that a fence needs."""
-    y = np.array([7, 0], np.float32)
-    launch = run("""extern "C" __global__ void k(float* y) {
-    __shared__ int flag;
-    __shared__ float value;
-    if (threadIdx.x == 0) flag = 0;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        value = y[0];
-        __threadfence_block();
-        atomicExch(&flag, 1);
-    }
-    if (threadIdx.x == 32) {
-        while (atomicAdd(&flag, 0) == 0);
-        __threadfence_block();
-        y[1] = value;
-    }
-}""", 1, 64, y)
-    assert y[1] == 7 and any("ordering not proven" in w for w in launch.warnings)
-
+# ---- atomics, and libraries that use them
 
 def test_an_atomic_against_a_plain_access_is_a_warning():
     source = """extern "C" __global__ void k(int* count) {
@@ -481,7 +193,7 @@ extern "C" __global__ void k(const int* x, int* y, int n) {
 
 
 def test_cooperative_groups():
-    y = floats()
+    y = counted()
     silent("""#include <cooperative_groups.h>
 namespace cg = cooperative_groups;
 extern "C" __global__ void k(float* y) {
@@ -525,8 +237,8 @@ def test_warp_code_without_syncwarp(body, qualifier):
     numbers and free of races, all are free of races with __syncwarp()."""
     options = f"-DBODY={body}", f"-DQUALIFIER={qualifier}"
     if "t + 16]; SYNC if" not in body:
-        run(WARP_SUM, 1, 64, floats(64), floats(1), options=(*options, "-DSYNC=__syncwarp();"))
-    race(WARP_SUM, 1, 64, floats(64), floats(1), options=(*options, "-DSYNC="))
+        run(WARP_SUM, 1, 64, counted(64), counted(1), options=(*options, "-DSYNC=__syncwarp();"))
+    race(WARP_SUM, 1, 64, counted(64), counted(1), options=(*options, "-DSYNC="))
 
 
 @pytest.mark.parametrize("meet", ["v = __shfl_xor_sync(~0u, v, 1);",
@@ -543,12 +255,12 @@ def test_a_shuffle_between_is_a_warning(meet):
     s[t] = v;
 }"""
     options = "-DOTHER=1", f"-DMEET={meet}"
-    launch = run(source, 1, 64, floats(64), options=options)
+    launch = run(source, 1, 64, counted(64), options=options)
     assert len(launch.warnings) == 1
     assert "read in line 6" in launch.warnings[0] and "__syncwarp() does" in launch.warnings[0]
-    silent(source, 1, 64, floats(64), options=("-DOTHER=1", f"-DMEET={meet} __syncwarp();"))
-    race(source, 1, 64, floats(64), options=("-DOTHER=32", f"-DMEET={meet}"))
-    race(source, 1, 64, floats(64), options=("-DOTHER=1", "-DMEET="))
+    silent(source, 1, 64, counted(64), options=("-DOTHER=1", f"-DMEET={meet} __syncwarp();"))
+    race(source, 1, 64, counted(64), options=("-DOTHER=32", f"-DMEET={meet}"))
+    race(source, 1, 64, counted(64), options=("-DOTHER=1", "-DMEET="))
 
 
 def test_a_reader_that_is_slower_than_the_next_writer():
@@ -561,8 +273,8 @@ def test_a_reader_that_is_slower_than_the_next_writer():
         SYNC
     }
 }"""
-    silent(source, 1, 64, floats(), floats(), options=("-DSYNC=__syncthreads();",))
-    error = race(source, 1, 64, floats(), floats(), options=("-DSYNC=",))
+    silent(source, 1, 64, counted(), counted(), options=("-DSYNC=__syncthreads();",))
+    error = race(source, 1, 64, counted(), counted(), options=("-DSYNC=",))
     assert error.line == 4 and "read in line 6" in str(error)
 
 
@@ -576,10 +288,10 @@ NAMED = """extern "C" __global__ void k(float* y) {
 
 
 def test_named_barriers_order_those_who_meet_there():
-    y = floats(128)
+    y = counted(128)
     silent(NAMED, 1, 128, y, options=("-DOTHER=",))
     assert np.array_equal(y, np.arange(128) ^ 63)
-    launch = run(NAMED, 1, 128, floats(128), options=("-DOTHER=^ 64",))
+    launch = run(NAMED, 1, 128, counted(128), options=("-DOTHER=^ 64",))
     assert "ordering not proven" in launch.warnings[0]
 
 
@@ -601,22 +313,22 @@ def test_producer_and_consumer_by_bar_arrive():
         }
     }
 }"""
-    y = floats(128)
-    silent(source, 1, 64, floats(128), y,
+    y = counted(128)
+    silent(source, 1, 64, counted(128), y,
            options=('-DWAIT=asm volatile("bar.sync 2, 64;" ::: "memory");',))
-    assert np.array_equal(y.reshape(4, 32), floats(128).reshape(4, 32)[:, ::-1])
+    assert np.array_equal(y.reshape(4, 32), counted(128).reshape(4, 32)[:, ::-1])
 
 
 # ---- what is checked
 
 def test_the_report_says_how_many_blocks_were_checked():
     source = 'extern "C" __global__ void k(float* x) { x[blockIdx.x * 256 + threadIdx.x] = 1; }'
-    launch = run(source, 4, 256, floats(1024))
+    launch = run(source, 4, 256, counted(1024))
     assert launch.checked_blocks == 4 and "4 of 4 blocks checked" in str(launch)
-    launch = run(source, 2048, 256, floats(1 << 19))
+    launch = run(source, 2048, 256, counted(1 << 19))
     assert 0 < launch.checked_blocks <= 64
     assert f"{launch.checked_blocks} of 2048 blocks checked" in str(launch)
-    assert run(source, 4, 256, floats(1024), checks=False).checked_blocks == 0
+    assert run(source, 4, 256, counted(1024), checks=False).checked_blocks == 0
 
 
 def test_a_large_grid_is_checked_in_its_middle_too():
@@ -625,7 +337,7 @@ def test_a_large_grid_is_checked_in_its_middle_too():
     if (b >= LOW && b < LOW + 8) x[0] += b;
 }"""
     for low in (0, 510, 1016):
-        race(source, 1024, 64, floats(1), options=(f"-DLOW={low}",))
+        race(source, 1024, 64, counted(1), options=(f"-DLOW={low}",))
 
 
 def test_triton_sort_and_in_place_updates():
