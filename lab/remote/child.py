@@ -232,6 +232,8 @@ LOOP = ("a `for` counts over range(…) or tl.range(…); a block such as tl.ara
 TRITON_SAYS = {                                 # part of a reason that misleads: what to say
     "Did you forget to add @triton.jit": "a pointer is no array: tl.load(x + i, mask) reads "
                                          "elements, tl.store(z + i, values, mask) writes them",
+    "'tensor_descriptor": "a descriptor is no address: d.load([row, column]) reads the tile that "
+                          "begins there, d.store([row, column], tile) writes one",
     "'Name' object has no attribute 'func'": LOOP,
     "iterators are currently supported": LOOP,
     "Boolean value of Tensor with more than one value": "an `if` or `while` needs a single value, "

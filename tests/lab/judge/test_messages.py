@@ -101,6 +101,14 @@ def test_what_triton_says_of_blocks_and_pointers_is_translated(body, says):
     assert "_semantic" not in text and "'func'" not in text and "ambiguous" not in text
 
 
+@pytest.mark.parametrize("line", ["tl.load(a + tl.arange(0, 16))", "tl.load(a)", "a[0]",
+                                  "tl.store(c, 0.0)"])
+def test_what_triton_says_of_descriptors_is_translated(line):
+    text = message("matmul_flat_triton", f"    x = {line}\n    c.store([0, 0], x)\n")
+    assert "a descriptor is no address: d.load([row, column]) reads" in text
+    assert "has no attribute" not in text and text.endswith(f": x = {line}")
+
+
 def test_a_name_that_an_object_lacks_is_answered_by_those_it_has():
     text = message("last_scores", "    return model.ops.matmul(x[rows], model.haed)\n")
     assert "no attribute 'haed'" in text
