@@ -89,16 +89,17 @@ class Flags:
     def warp_barrier(self, lanes):
         """These lanes of warps meet: what one knows, those of its warp know."""
         known = {}                                          # {warp: {id: View}}
-        for lane in lanes.tolist() if self.learnt else ():
+        for lane in lanes.tolist():
             known.setdefault(lane // WARP, {}).update(self.learnt.get(lane, {}))
-        for lane in lanes.tolist() if known else ():
+        for lane in lanes.tolist():
             if known[lane // WARP]:
                 self.learnt[lane] = dict(known[lane // WARP])
 
     def load(self, told, lanes, places, modifiers):
         """These lanes read flags. told: {place: View} of the array"""
-        for i in np.flatnonzero(np.isin(places, list(told))) if told else ():
-            self.see(int(lanes[i]), int(places[i]), told, modifiers)
+        if told and "cta" not in modifiers:
+            for i in np.flatnonzero(np.isin(places, list(told))):
+                self.see(int(lanes[i]), int(places[i]), told, modifiers)
 
     def store(self, told, lanes, places, modifiers):
         """These lanes overwrite flags."""
@@ -107,7 +108,7 @@ class Flags:
 
     def atomic(self, told, lanes, places, modifiers):
         """These lanes change flags, one after the other."""
-        for i in self.of_interest(told, lanes, places, modifiers) if "cta" not in modifiers else ():
+        for i in self.of_interest(told, lanes, places, modifiers):
             lane, place = int(lanes[i]), int(places[i])
             before = told.get(place)
             message = self.message(lane, modifiers)
@@ -123,7 +124,10 @@ class Flags:
         return moment, order.warp_barrier[lanes], order.block_barrier[lanes]
 
     def of_interest(self, told, lanes, places, modifiers):
-        """Those lanes that write a flag which tells something, or whose own flag does; in order."""
+        """Those lanes that write a flag which tells something, or whose own flag does; in order.
+        What is only for a block tells others nothing."""
+        if "cta" in modifiers:
+            return ()
         some = (self.fences[0, lanes] > 0) | (not RELEASES.isdisjoint(modifiers))
         if told:
             some |= np.isin(places, list(told))

@@ -129,9 +129,10 @@ class Events:
         mine = slice(self.start, self.start + self.shape[0] * self.shape[1])
         for stamps in (order.block_barrier, order.warp_barrier):
             stamps[mine].reshape(self.shape)[slice(None) if blocks is None else blocks] = stamp
-        first = self.start // self.shape[1]
-        order.flags.barrier(range(first, first + self.shape[0]) if blocks is None
-                            else {first + int(block) for block in blocks})
+        if order.flags.learnt:
+            first = self.start // self.shape[1]
+            order.flags.barrier(range(first, first + self.shape[0]) if blocks is None
+                                else {first + int(block) for block in blocks})
         self.oldest_barrier = stamp if blocks is None else int(order.block_barrier[mine].min())
 
     def named_barrier(self, index, number):
@@ -144,7 +145,8 @@ class Events:
     def warp_barrier_of(self, wave):
         """__syncwarp() of the active lanes."""
         self.order.warp_barrier[self.lanes(wave.lanes)] = self.order.stamp()
-        self.order.flags.warp_barrier(self.start + wave.lanes.index)
+        if self.order.flags.learnt:
+            self.order.flags.warp_barrier(self.start + wave.lanes.index)
 
     def shuffle(self, wave):
         self.order.shuffles[self.lanes(wave.lanes)] = self.order.stamp()

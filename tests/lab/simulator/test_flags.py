@@ -177,11 +177,12 @@ def test_what_a_flag_tells_is_passed_on():
 
 
 def test_a_lock_and_a_ticket_tell_of_all_who_came_before():
-    """Of the blocks that take a ticket in one step, only the last one knows of all."""
+    """Of the blocks that take a ticket in one step, only the last one knows of all; and tickets
+    that are only for a block tell others nothing."""
     source = """extern "C" __global__ void k(int* ticket, float* part, float* out) {
     part[blockIdx.x] = 1;
     __threadfence();
-    if (atomicAdd(ticket, 1) == gridDim.x - LAST) {
+    if (TAKE(ticket, 1) == gridDim.x - LAST) {
         __threadfence();
         float sum = 0;
         for (int b = 0; b < gridDim.x; b++) sum += part[b];
@@ -189,10 +190,13 @@ def test_a_lock_and_a_ticket_tell_of_all_who_came_before():
     }
 }"""
     out = counted(1)
-    assert run(source, 40, 1, ints(), counted(40), out, options=("-DLAST=1",)).warnings == []
+    assert run(source, 40, 1, ints(), counted(40), out,
+               options=("-DLAST=1", "-DTAKE=atomicAdd")).warnings == []
     assert out[0] == 40
-    early = run(source, 40, 1, ints(), counted(40), counted(1), options=("-DLAST=2",))
-    assert "ordering not proven" in early.warnings[0]
+    for last, take in ((2, "atomicAdd"), (1, "atomicAdd_block")):
+        wrong = run(source, 40, 1, ints(), counted(40), counted(1),
+                    options=(f"-DLAST={last}", f"-DTAKE={take}"))
+        assert "ordering not proven" in wrong.warnings[0]
 
 
 def test_spin_locks():
