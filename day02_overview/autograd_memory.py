@@ -13,8 +13,6 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-__all__ = ["TorchLayer", "TorchLlama", "counted_flops", "counted_kept", "counted_peak"]
-
 
 class Norm(nn.Module):
     """RMSNorm that keeps its arrays by name."""

@@ -29,8 +29,11 @@ LANDING = f"{FULL} and not slow"
 
 PYTHON = sys.executable
 LAB = (PYTHON, "-m", "lab.cli")
-PYTEST = (PYTHON, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider")
-NBVAL = (*PYTEST, "--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=600")
+# With the plugins that are needed: to import nbval's alone takes a second.
+PYTEST = (PYTHON, "-m", "pytest", "-q", "--tb=short", "--disable-plugin-autoload",
+          "-p", "pytest_timeout", "-p", "no:cacheprovider")
+NBVAL = (*PYTEST, "-p", "nbval.plugin", "--nbval-lax", "--nbval-current-env",
+         "--nbval-cell-timeout=600")
 # Tests that hold the house itself.
 HOUSE = ("tests/lab/test_house.py", "tests/lab/test_types.py", "tests/lab/test_course.py",
          "tests/lab/grading/test_every_lesson.py")

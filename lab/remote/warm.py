@@ -31,7 +31,7 @@ from lab.remote.servers import Servers, close, common, fingerprint, last_words, 
 
 OUTPUT_KEPT = 64 * 1024          # bytes of a child's standard output that a message may quote
 MAX_OUTPUT_BYTES = 16 * 1024 * 1024  # bytes after which a child is a flood and is killed
-COLLECT = 50_000                 # new objects between two collections: a child lives a second
+COLLECT = 50_000                 # new objects between two collections: imports leave no garbage
 STARTING = 300                   # seconds in which a server has imported everything, on busy cores
 REQUEST_PART = 1 << 16           # bytes
 # The last two bytes of a connection are the server's: how the child ended, and with which exit
@@ -388,10 +388,10 @@ def received(connection):
 def main(spec):
     """The program: see Servers.launch. The socket listens already."""
     servers = Servers(spec["folder"], spec["course"], spec["leashed"], tuple(spec["here"]))
+    gc.set_threshold(COLLECT)
     for name in servers.here:
         importlib.import_module(name)
     gc.freeze()             # a collection in a child would copy every page that it looks at
-    gc.set_threshold(COLLECT)
     with socket.socket(fileno=spec["listener"]) as listener:
         Server(listener, spec["address"], servers, spec["idle"], spec["quiet"]).serve()
 

@@ -183,8 +183,8 @@ class Flags:
             return "only a fence with a flag or a lock can order the two"
         if order.fenced[other] <= stamp:
             return "a flag tells only what a thread did before its last fence, and this came later"
-        return "no flag that this block has read tells of it; the thread that raises one must " \
-            "fence just before, for all blocks, and after it has met those that wrote"
+        return "no flag that this block has read tells of it: those that wrote must first meet " \
+            "at a barrier, then one of them must fence (for all blocks) and raise the flag"
 
     def knows(self, known, stamp):
         who = stamp & WHO

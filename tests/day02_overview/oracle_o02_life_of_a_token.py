@@ -1,5 +1,5 @@
-"""Softmax, attention and the nano Llama by loops, in float64, with the ways in which they go
-wrong."""
+"""Softmax, attention, a layer and the nano Llama by loops, in float64, with the ways in which they
+go wrong."""
 
 import json
 
@@ -8,6 +8,7 @@ import numpy as np
 from lab.course import ROOT
 
 NANO = ROOT / "day02_overview" / "nano"
+WATCHED = "lab.judge.mocks:Watched"
 
 
 def weights_of(scores, largest=np.max):
@@ -86,6 +87,108 @@ def logits_of(tokens):                          # -> (T, V)
         gate, up = (y @ p[f"mlp.{n}_proj.weight"].T for n in ("gate", "up"))
         x = x + (gate / (1 + np.exp(-gate)) * up) @ p["mlp.down_proj.weight"].T
     return normed(x, w["model.norm.weight"], eps) @ w["model.embed_tokens.weight"].T
+
+
+# ---- what comes out of mistakes in attention
+
+
+SEES = {                # {id: (what went wrong, whether key n is visible to query t)}
+    "no_mask": ("every token sees all tokens, later ones too", lambda t, n, T, N: True),
+    "no_old": ("new token t sees keys 0 to t, as if there were no old tokens",
+               lambda t, n, T, N: n <= t),
+    "not_itself": ("a token does not see itself", lambda t, n, T, N: n < N - T + t),
+    "one_later": ("a token also sees the one right after it",
+                  lambda t, n, T, N: n <= N - T + t + 1),
+    "only_later": ("a token sees only those after it: the mask is the wrong way round",
+                   lambda t, n, T, N: n > N - T + t),
+    "itself_and_later": ("a token sees itself and those after it: the mask is the wrong way round",
+                         lambda t, n, T, N: n >= N - T + t)}
+HEADS = {               # {id: (what went wrong, the key head of query head h)}
+    "head_modulo": ("query head h reads key head h % G, not h // (H // G)", lambda h, H, G: h % G),
+    "head_by_g": ("query head h reads key head h // G, not h // (H // G)",
+                  lambda h, H, G: min(h // G, G - 1)),
+    "head_0": ("all query heads read key head 0", lambda h, H, G: 0)}
+
+
+# ---- a layer, and what comes out of mistakes in block
+
+
+class Given:
+    """A layer of ragged widths with random weights, in the test and in the subject."""
+
+    def __init__(self, subject, rng, T=3, old=4, C=6, H=4, G=2, D=4, F=5):
+        self.T, self.old, self.G, self.D, self.eps = T, old, G, D, 0.1
+        shapes = {"attention_norm": (C,), "q": (H * D, C), "k": (G * D, C), "v": (G * D, C),
+                  "o": (C, H * D), "mlp_norm": (C,), "gate": (F, C), "up": (F, C), "down": (C, F)}
+        self.w = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
+        angle = np.arange(old + T + 2)[:, None] * 1e4 ** (-np.arange(0, D, 2) / D)
+        self.layer = subject.Layer(**self.w)
+        self.model = subject.NumpyLlama(D, self.eps, np.cos(angle), np.sin(angle), np.zeros((1, C)),
+                                   [self.layer], np.ones(C), np.zeros((1, C)))
+        self.positions = np.arange(old, old + T)
+        self.x = rng.standard_normal((T, C))
+        self.keys, self.values = rng.standard_normal((2, old + T + 2, G, D))
+        self.answer = rng.standard_normal((T, H, D))        # of the stand-in for attention
+        calls = {name: subject.make(WATCHED, getattr(subject, name))
+                 for name in ("matmul", "add", "rmsnorm", "rope", "swiglu")}
+        self.calls = calls | {"attention": subject.make(WATCHED, None, self.answer)}
+        self.ops = subject.Operations(**self.calls)
+
+    def heads(self, name):
+        """q, k or v of the new tokens, before rope."""
+        return self.product(normed(self.x, self.w["attention_norm"], self.eps), name)
+
+    def product(self, y, name):
+        return (y @ self.w[name].T).reshape(self.T, -1, self.D)
+
+    def out(self, residual="x", second="x", norm="mlp_norm", swapped=False, from_x=False,
+            across=False, apart=False, first=False, both=None, gated=True, twice=False):
+        """residual: what attention's result is added to; second: what the MLP's is added to;
+        across: heads come before tokens in the rows that meet o, or (apart) a token's numbers lie
+        apart; first: the MLP gets the first norm's rows; both: the weights of gate and up;
+        gated: by SiLU; twice: what the MLP's result is added to counts twice"""
+        w = self.w
+        heads = self.answer.swapaxes(0, 1) if across else self.answer
+        heads = heads.reshape(-1, self.T).T if apart else heads
+        entered = {"x": self.x, "y": normed(self.x, w["attention_norm"], self.eps), "": 0}
+        attended = heads.reshape(self.T, -1) @ w["o"].T
+        x = attended + entered[residual]
+        y = normed(self.x if from_x else x, w[norm], self.eps) if norm else x
+        y = entered["y"] if first else y
+        gate, up = (y @ w[both or name].T for name in ("gate", "up"))
+        gate, up = (up, gate) if swapped else (gate, up)
+        before = {"x": x, "entered": self.x, "attended": attended, "y": y, "": 0}
+        sigmoid = 1 / (1 + np.exp(-gate)) if gated else 1
+        return (gate * sigmoid * up) @ w["down"].T + (1 + twice) * before[second]
+
+
+OUTS = {                # {id: (what went wrong, what Given.out makes of it)}
+    "attention_not_added": ("the result of attention is not added to x", {"residual": ""}),
+    "attention_to_normed": ("the result of attention is added to the normed x, not to x itself",
+                            {"residual": "y"}),
+    "mlp_not_added": ("the result of the MLP is not added to x", {"second": ""}),
+    "mlp_to_original": ("the result of the MLP is added to the original x, so that the result of "
+                        "attention is lost", {"second": "entered"}),
+    "mlp_without_x": ("the result of the MLP is added to the result of attention alone, without x",
+                      {"second": "attended"}),
+    "mlp_to_normed": ("the result of the MLP is added to the normed x, not to x itself",
+                      {"second": "y"}),
+    "heads_first": ("heads come before tokens in the rows that are multiplied with o",
+                    {"across": True}),
+    "heads_apart": ("the rows that are multiplied with o mix tokens; (T, H, D) becomes (T, H·D) by "
+                    "reshape(T, -1) alone", {"apart": True}),
+    "first_norm_rows": ("gate and up get the rows of the first norm, not those of the second",
+                        {"first": True}),
+    "gate_twice": ("gate and up are both made with the weights of gate", {"both": "gate"}),
+    "up_twice": ("gate and up are both made with the weights of up", {"both": "up"}),
+    "no_silu": ("gate is multiplied by up without SiLU", {"gated": False}),
+    "x_twice": ("x with the result of attention is added twice", {"twice": True}),
+    "no_second_norm": ("the second norm is left out", {"norm": None}),
+    "second_norm_weights": ("the second norm has the weights of the first",
+                            {"norm": "attention_norm"}),
+    "gate_and_up": ("gate and up are swapped", {"swapped": True}),
+    "second_norm_original": ("the second norm reads the original x, not x plus attention",
+                             {"from_x": True})}
 
 
 # ---- what comes out of mistakes in generate

@@ -16,7 +16,6 @@ from layer1_kernels import kernels
 from layer2_graph import (
     Batch,
     CaptureError,
-    Config,
     Forked,
     GraphRunner,
     Llama,
@@ -30,7 +29,6 @@ from layer2_graph import (
     load,
 )
 from layer2_graph.bench.g06_cuda_graphs import bench
-from layer2_graph.checkpoint import shapes
 from layer2_graph.g06_cuda_graphs import (
     Request,
     asked,
@@ -40,13 +38,7 @@ from layer2_graph.g06_cuda_graphs import (
     pad_step,
     serve,
 )
-
-
-def random_llama(**entries):
-    torch.manual_seed(0)
-    m = Config(**{"L": 2, "C": 32, "H": 4, "G": 2, "D": 16, "F": 48, "V": 31, "eps": 1e-5,
-                  "theta": 1e4, "room": 64} | entries)
-    return Llama(m, {name: torch.randn(shape) / 4 for name, shape in shapes(m)}, kernels("torch"))
+from layer2_graph.testing.random_llama import random_llama
 
 
 def noisy(model, sequences, room):

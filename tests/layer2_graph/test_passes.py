@@ -11,7 +11,6 @@ from torch.nn.functional import linear, silu
 from lab import simulator
 from layer1_kernels import kernels
 from layer2_graph import (
-    Config,
     Launches,
     Llama,
     PagedCache,
@@ -36,21 +35,14 @@ from layer2_graph import (
     share_equal,
     use_matmul,
 )
-from layer2_graph.checkpoint import shapes
 from layer2_graph.g01_llama import llama_block
 from layer2_graph.g04_graph_passes import norm
 from layer2_graph.passes.rewriting import insert, rewrite
+from layer2_graph.testing.random_llama import random_llama
 
 aten = torch.ops.aten
 PASSES = [share_equal, fold_scale, fuse_rmsnorm, fuse_add_rmsnorm, fuse_attention, fuse_rope,
           merge_matmuls, fuse_swiglu, fuse_matmul_swiglu, use_matmul]
-
-
-def random_llama(**entries):
-    torch.manual_seed(0)
-    m = Config(**{"L": 2, "C": 32, "H": 4, "G": 2, "D": 16, "F": 48, "V": 31, "eps": 1e-5,
-                  "theta": 1e4, "room": 64} | entries)
-    return Llama(m, {name: torch.randn(shape) / 4 for name, shape in shapes(m)}, kernels("torch"))
 
 
 def example(model, T, dtype=torch.float32):

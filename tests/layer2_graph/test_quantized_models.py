@@ -3,6 +3,7 @@ what the record says of them."""
 
 import json
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -14,10 +15,8 @@ from lab.course import ROOT
 from layer1_kernels import dequantize_weight, kernels, quantize_weight
 from layer2_graph import (
     LEVELS,
-    Config,
     ContiguousCache,
     Launches,
-    Llama,
     PackedWeight,
     Work,
     absmax_scales,
@@ -44,23 +43,18 @@ from layer2_graph import (
     with_matrices,
     with_zero_point,
 )
-from layer2_graph.checkpoint import shapes
 from layer2_graph.models import SMALL
 from layer2_graph.small import evaluate
 from layer2_graph.small.corpus import BEGIN, stories
 from layer2_graph.small.train import encode
+from layer2_graph.testing.random_llama import random_llama
+
+tiny = partial(random_llama, C=32, F=48)         # groups of 16 divide both
 
 
 @pytest.fixture(scope="module")
 def small():
     return load(SMALL, dtype=torch.float32)
-
-
-def tiny(**entries):
-    torch.manual_seed(0)
-    m = Config(**{"L": 2, "C": 32, "H": 4, "G": 2, "D": 16, "F": 48, "V": 31, "eps": 1e-5,
-                  "theta": 1e4, "room": 64} | entries)
-    return Llama(m, {name: torch.randn(shape) / 4 for name, shape in shapes(m)}, kernels("torch"))
 
 
 # ---- codes

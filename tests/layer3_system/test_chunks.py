@@ -4,6 +4,7 @@
 """
 
 import json
+from functools import cache
 
 import pytest
 import torch
@@ -51,42 +52,42 @@ def with_scheduler(model, tokenizer, chunk, budget=256, sample=None):
     return Engine(model, tokenizer, pool, Scheduler(pool, 8, budget, chunk), sample)
 
 
+@cache
+def served_by_the_mock(chunk, budget):
+    """The tokens of greedy and of seeded requests."""
+    engine = with_scheduler(MockLlama(room=128), ByteTokenizer(), chunk, budget)
+    requests = [engine.submit(prompt, SamplingParams(
+        max_tokens=9, ignore_eos=True, temperature=i % 2, seed=i))[0]
+        for i, prompt in enumerate(PROMPTS)]
+    return finish(engine, requests)
+
+
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7, 15, 16, 17, 49, 50, 51])
 @pytest.mark.parametrize("budget", [8, 24, 256])
 def test_any_chunk_gives_the_same_tokens(chunk, budget):
-    """case 16, and of case 23 the chunked part: greedy and seeded requests, on the mock."""
-    def served(chunk, budget):
-        engine = with_scheduler(MockLlama(room=128), ByteTokenizer(), chunk, budget)
-        requests = [engine.submit(prompt, SamplingParams(
-            max_tokens=9, ignore_eos=True, temperature=i % 2, seed=i))[0]
-            for i, prompt in enumerate(PROMPTS)]
-        return finish(engine, requests)
-
-    assert served(chunk, budget) == served(None, 256)
+    """case 16, and of case 23 the chunked part."""
+    assert served_by_the_mock(chunk, budget) == served_by_the_mock(None, 256)
 
 
-@pytest.fixture(scope="module")
-def small():
+@cache
+def served_by_the_small_llama(chunk):
+    """Two prompts come while a third is in its answer."""
     model = load(SMALL, dtype=torch.float32)
-    return model, chunk_sizes.texts(chunk_sizes.small_model()[1], 90, 3)
+    first, *others = chunk_sizes.texts(chunk_sizes.small_model()[1], 90, 3)
+    engine = with_scheduler(model, ByteTokenizer(), chunk)
+    params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+    requests = engine.submit(first[:20], params)
+    while not requests[0].output:
+        engine.step()
+    for prompt in others:
+        requests += engine.submit(prompt, params)
+    return finish(engine, requests)
 
 
 @pytest.mark.parametrize("chunk", [5, 16, 33, 64])
-def test_any_chunk_gives_the_same_tokens__of_the_small_llama(small, chunk):
-    """case 16, on a real model: two prompts come while a third is in its answer."""
-    model, texts = small
-
-    def served(chunk):
-        engine = with_scheduler(model, ByteTokenizer(), chunk)
-        params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
-        requests = engine.submit(texts[0][:20], params)
-        while not requests[0].output:
-            engine.step()
-        for prompt in texts[1:]:
-            requests += engine.submit(prompt, params)
-        return finish(engine, requests)
-
-    assert served(chunk) == served(None)
+def test_any_chunk_gives_the_same_tokens__of_the_small_llama(chunk):
+    """case 16, on a real model."""
+    assert served_by_the_small_llama(chunk) == served_by_the_small_llama(None)
 
 
 @pytest.mark.parametrize("N, chunk", [(50, 16), (48, 16), (33, 8), (17, 1), (20, 64)])

@@ -135,7 +135,7 @@ def test_who_raises_a_flag_for_others_fences_after_the_barrier():
     assert launch.warnings == []
     launch = run(source, 2, 64, ints(1), counted(64), counted(64),
                  options=(f"-DBEFORE={fence}", "-DAFTER="))
-    assert "fence just before, for all blocks, and after it has met those" in launch.warnings[0]
+    assert "meet at a barrier, then one of them must fence (for all blocks)" in launch.warnings[0]
 
 
 def test_a_flag_needs_to_be_volatile_or_atomic():
