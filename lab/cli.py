@@ -236,7 +236,8 @@ def defines_any(lesson, text, language):
     try:
         names = set(stub.definitions(text, language))
     except (SyntaxError, ValueError):
-        return any(e.name in text for e in lesson.exercises)
+        return any(stub.seems_to_define(text, e.name, language) for e in lesson.exercises
+                   if e.language == language)
     return any(e.name in names or e.name.split(".")[0] in names for e in lesson.exercises)
 
 

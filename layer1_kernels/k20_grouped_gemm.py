@@ -28,7 +28,8 @@ SORT = {"num_warps": 8}
 ALIGNED = 16                # bytes at whose multiples rows of a descriptor and of grouped_mm begin
 
 # BM, BN, BK, warps, stages by bytes of a number. Chosen from what Triton makes of them for Hopper
-# (see shipped: no spills, wgmma from 64 rows on); the largest is the fastest of ten on an H200.
+# (see shipped: no spills, wgmma from 64 rows on); the largest was the fastest of ten on an H200,
+# before w was read by descriptor.
 TILES = {2: [(128, 256, 64, 8, 4), (64, 128, 64, 4, 4), (16, 64, 128, 4, 4)],
          4: [(64, 64, 16, 4, 4), (16, 32, 64, 4, 3)]}
 

@@ -341,12 +341,17 @@ def states_of(nodes: Nodes, begin: int, end: int) -> tuple[np.ndarray, np.ndarra
 
 def trimmed(table: np.ndarray, accepting: np.ndarray) -> Automaton:
     """Without states from which no end can be reached. PatternError if no text matches at all."""
+    states, codes = np.nonzero(table >= 0)
+    edges = np.unique(np.stack((table[states, codes], states)), axis=1)     # (after, before)
+    first = np.searchsorted(edges[0], np.arange(len(table) + 1))
     alive = accepting.copy()
-    while True:
-        more = alive | (alive[table] & (table >= 0)).any(1)
-        if (more == alive).all():
-            break
-        alive = more
+    waiting = np.flatnonzero(alive).tolist()
+    while waiting:
+        state = waiting.pop()
+        for before in edges[1, first[state]:first[state + 1]].tolist():
+            if not alive[before]:
+                alive[before] = True
+                waiting.append(before)
     if not alive[0]:
         raise PatternError("no text matches this pattern")
     numbers = np.where(alive, np.cumsum(alive) - 1, -1).astype(np.int32)

@@ -150,7 +150,8 @@ def read_type(schema: Schema, kind: Any, keys: set[str], at: str, root: Schema,
         raise SchemaError(f"type: expected one of {', '.join(SIMPLE | KEYS)}; found {kind!r:.40} "
                           f"at {at}")
     several = isinstance(schema["type"], list)
-    others = set().union(*(KEYS.get(each, set()) for each in schema["type"])) if several else set()
+    others = set().union(*(KEYS.get(each, set()) for each in schema["type"]
+                           if several and isinstance(each, str)))   # the others are refused in turn
     only(keys, {"type"} | KEYS.get(kind, set()) | others, at)
     if kind == "string":
         return f'"{CHARACTER}{bounds(schema, "minLength", "maxLength", at)}"'
@@ -188,7 +189,7 @@ def read_object(schema: Schema, at: str, root: Schema, refs: tuple[str, ...]) ->
     required = schema.get("required", [])
     if not isinstance(properties, dict) or not isinstance(required, list):
         raise SchemaError(f"properties and required: expected an object and a list at {at}")
-    missing = [name for name in required if name not in properties]
+    missing = [name for name in required if not isinstance(name, str) or name not in properties]
     if missing:
         raise SchemaError(f"required: {missing[0]!r:.40} is not among the properties at {at}")
     if not isinstance(schema.get("additionalProperties", False), bool):

@@ -3,7 +3,7 @@
 W: ranks = dp · tp · pp · cp   ep: ranks that share the experts, out of dp · cp
 B: sequences of a micro-batch   M: micro-batches of a rank in a step   v: pieces of a rank's stage
 T: tokens of a sequence   batch: sequences of a step, all ranks together   i: a stage of the pp
-A plan is costed in microseconds, so that all of them are: some thousand.
+A plan is costed in microseconds, so all of them can be: some ten thousand.
 """
 
 from itertools import product

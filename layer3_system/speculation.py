@@ -80,6 +80,9 @@ class ModelDrafter(Drafter):
     def propose(self, requests: list[Request]) -> list[list[int]]:
         """Guesses for each of the requests, all of which lack one token."""
         self.forget()
+        # Keys of refused guesses can only be at the newest token's place and after it.
+        for shadow in self.shadows.values():
+            shadow.num_computed = min(shadow.num_computed, shadow.num_tokens - 1)
         self.shares = {request: [] for request in requests}
         most = self.lengths.choose(requests) if self.lengths else [self.count] * len(requests)
         counts = {request: n for request, n in zip(requests, most, strict=True)
@@ -107,10 +110,9 @@ class ModelDrafter(Drafter):
             shadow.table = self.pool.match_prefix(shadow)
             self.pool.share(shadow.table)
             shadow.num_cached_pages = len(shadow.table)
-            shadow.num_computed = len(shadow.table) * self.pool.S
+            # of a text that is known whole, the newest token gives the scores
+            shadow.num_computed = min(len(shadow.table) * self.pool.S, shadow.num_tokens - 1)
             self.shadows[request] = shadow
-        # Keys of refused guesses can only be at the newest token's place and after it.
-        shadow.num_computed = min(shadow.num_computed, shadow.num_tokens - 1)
         shadow.draft = []
         self.pool.cache_pages(shadow)
         length = shadow.num_tokens + count

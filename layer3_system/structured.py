@@ -154,9 +154,9 @@ class Grammars:
         needed. ValueError where neither can."""
         if form.json_object:
             return self.stacks().any_object()
-        schema = json.loads(form.json) if form.json else None
+        schema = json.loads(form.json) if form.json is not None else None
         try:
-            pattern = pattern_of(schema) if schema is not None else form.regex
+            pattern = pattern_of(schema) if form.json is not None else form.regex
         except StackNeeded:
             return self.stacks().of_schema(schema)
         grammar = RegexGrammar(compile_regex(pattern), self.vocabulary(), self.ends)

@@ -33,8 +33,8 @@ def result(reports):
 
 
 def main(path):
-    reports = json.loads(Path(path).read_text("utf-8"))
-    text = json.dumps(result(reports))
+    reports = json.loads(Path(path).read_text("utf-8"))     # of one lesson it is no list
+    text = json.dumps(result(reports if isinstance(reports, list) else [reports]))
     print(f"result={base64.b64encode(text.encode()).decode()}")
 
 

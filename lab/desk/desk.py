@@ -74,12 +74,10 @@ class Desk:
                 f"`lab start`; your own files stay as they are"
             ) from None
         except OSError as error:
-            raise CourseError(
-                f"cannot read {self.label(self.state_file)}: {error.strerror}"
-            ) from None
+            label = self.label(self.state_file)
+            raise CourseError(f"cannot read {label}: {error.strerror}") from None
         if not isinstance(state, dict) or any(
-            not isinstance(state.get(k, {}), dict) for k in EMPTY
-        ):
+                not isinstance(state.get(k, {}), dict) for k in EMPTY):
             raise CourseError(
                 f"{self.label(self.state_file)} is damaged (not the fields it should have): "
                 f"move it away and run `lab start`; your own files stay as they are"
@@ -139,16 +137,16 @@ class Desk:
         old = base.read_text("utf-8") if base.exists() else None
         if path.exists() and old == text:
             return "same"
-        if not path.exists():
+        mine = read(path, self.label(path)) if path.exists() else None
+        if mine is None:
             now = text
             word = "new"
-        elif old is not None and merge.alike(path.read_text("utf-8"), old, suffix):
+        elif old is not None and merge.alike(mine, old, suffix):
             now = text
             word = "refreshed"
         else:
-            now = merge.rebuilt(path.read_text("utf-8"), old or text, text, lesson, suffix,
-                                self.label(path))
-            word = "same" if now == path.read_text("utf-8") else "rebuilt"
+            now = merge.rebuilt(mine, old or text, text, lesson, suffix, self.label(path))
+            word = "same" if now == mine else "rebuilt"
         if word == "rebuilt":
             self.keep(path)
         if word != "same":
@@ -172,11 +170,13 @@ class Desk:
         with self.changing():
             pass
         policy = self.folder / "AGENTS.md"
+        ignored = self.folder / ".gitignore"
         if not policy.exists():
             self.write(policy, (ROOT / "lab" / "desk_policy.md").read_text("utf-8"))
         if not fresh:
             return
-        self.write(self.folder / ".gitignore", ".lab/*.lock\n.ipynb_checkpoints/\n__pycache__/\n")
+        if not ignored.exists():
+            self.write(ignored, ".lab/*.lock\n.ipynb_checkpoints/\n__pycache__/\n")
         if shutil.which("git") and not course.edition() and not (self.folder / ".git").exists():
             subprocess.run(
                 ["git", "init", "-q", str(self.folder)], check=False, capture_output=True
@@ -266,8 +266,8 @@ class Desk:
             problem = str(error)
         else:
             return
-        raise CourseError(f"{self.label(path)}, {problem}. Mend it there, or bring the stub back "
-                          f"with `lab reset`: the old text is kept")
+        raise CourseError(f"{self.label(path)}, {problem}. Mend it there, or bring the stubs back "
+                          f"with `lab reset {path.stem}`: the old text is kept")
 
     def reset(self, lesson, exercise=None):
         """Back to the stub: a whole lesson or one exercise. Returns the copies that were kept."""
@@ -277,9 +277,12 @@ class Desk:
         for suffix, text in self.handed_out(lesson).items():
             path = self.path(lesson, suffix)
             if exercise is not None and path.exists():
-                text = merge.without(read(path, self.label(path)), text, exercise, suffix)
+                mine = read(path, self.label(path))
+                if suffix == SUFFIX[exercise.language]:
+                    self.parsed(path, mine, exercise.language)
+                text = merge.without(mine, text, exercise, suffix)
             if path.exists():
-                if read(path, self.label(path)) == text:
+                if path.read_bytes() == text.encode():
                     continue
                 aside.append(self.keep(path))
             self.write(path, text)

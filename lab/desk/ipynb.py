@@ -1,8 +1,13 @@
 """Notebook files as data: whose cells are whose, and how a learner's survive a new version."""
 
+import ast
 import json
+import re
 
 from lab.course import CourseError
+
+MAGIC = re.compile(r"[%!?]|[\w, \t]+=[ \t]*[%!]|[\w.]+\?+$")       # matches a stripped line
+RUNS_HERE = ("%%time", "%%capture", "%%prun")       # cell magics whose cell still defines its names
 
 
 def load(text, label):
@@ -34,7 +39,8 @@ def exercise_of(cell):
 
 
 def code(text, label):
-    """(language, text) of every code cell, in order; cells of other magics are left out."""
+    """(language, text) of every code cell, in order; cells of other magics are left out, and
+    IPython's own lines."""
     cells = []
     for cell in load(text, label)["cells"]:
         if cell["cell_type"] != "code":
@@ -42,9 +48,25 @@ def code(text, label):
         body = source(cell)
         if body.lstrip().startswith("%%cuda"):
             cells.append(("cuda", body.lstrip().split("\n", 1)[1] if "\n" in body.lstrip() else ""))
-        elif not body.lstrip().startswith("%%"):
-            cells.append(("python", body))
+        elif not body.lstrip().startswith("%%") or body.lstrip().startswith(RUNS_HERE):
+            cells.append(("python", without_magics(body)[0]))
     return cells
+
+
+def without_magics(text):
+    """(a Python cell without IPython's own lines, those lines), where it is not Python with them.
+    One within a block becomes `pass`: the block may hold nothing else."""
+    try:
+        ast.parse(text)
+        return text, []
+    except (SyntaxError, ValueError):
+        rows, gone = text.split("\n"), []
+    for number, row in enumerate(rows):
+        indent = row[:len(row) - len(row.lstrip())]
+        if MAGIC.match(row.strip()):
+            gone.append(row.strip())
+            rows[number] = f"{indent}pass" if indent else ""
+    return "\n".join(rows), gone
 
 
 def same_cells(text, other):
@@ -60,29 +82,53 @@ def same_cells(text, other):
 def carry_over(text, base, fresh, label):
     """`fresh` with the learner's cells: changed exercise cells in their places, added cells after
     the cell that they followed. `text` was made from `base`."""
-    mine = load(text, label)
+    mine = load(text, label)["cells"]
     new = load(fresh, "the course's notebook")
     handed = {c.get("id"): source(c) for c in load(base, "the notebook as handed out")["cells"]}
     by_exercise = {exercise_of(c): c for c in new["cells"] if exercise_of(c)}
+    answers = answers_of(mine, handed)
     ids = [c.get("id") for c in new["cells"]]
     after = None                            # the id of the last cell that the new notebook has too
-    for cell in mine["cells"]:
-        known = cell.get("id") in handed
-        if known and handed[cell["id"]] == source(cell):
+    for cell in mine:
+        name = exercise_of(cell)
+        if unchanged(cell, handed):
             pass                            # the course's own text: the new one stands
-        elif exercise_of(cell) in by_exercise:
-            by_exercise[exercise_of(cell)]["source"] = cell["source"]
+        elif name in by_exercise and answers[name] is cell:
+            by_exercise[name]["source"] = cell["source"]
         else:  # the learner's own cell, or an edited text of the course
-            added = {**cell, "metadata": {}, "id": f"mine-{cell.get('id', len(ids))}"[:64]}
+            added = {**cell, "metadata": {}, "id": own_id(cell, ids)}
             place = ids.index(after) + 1 if after in ids else 0
-            if added["id"] not in ids:
-                new["cells"].insert(place, added)
-                ids.insert(place, added["id"])
+            new["cells"].insert(place, added)
+            ids.insert(place, added["id"])
             after = added["id"]
             continue
         if cell.get("id") in ids:
             after = cell["id"]
     return dump(new)
+
+
+def answers_of(cells, handed):
+    """{exercise: its cell}. One that was copied or split has its metadata twice: then the one with
+    the course's id counts, else the first."""
+    answers = {}
+    for cell in sorted(cells, key=lambda cell: cell.get("id") not in handed):
+        answers.setdefault(exercise_of(cell), cell)
+    return answers
+
+
+def unchanged(cell, handed):
+    """Whether a cell is the course's own. Older notebooks have no ids. handed: {id: source}"""
+    if "id" in cell:
+        return handed.get(cell["id"]) == source(cell)
+    return source(cell) in handed.values()
+
+
+def own_id(cell, ids):
+    """An id for a learner's cell that no other has."""
+    name = cell.get("id", "cell")
+    name = name[:50] if name.startswith("mine-") else f"mine-{name}"[:50]
+    return next(each for each in (name, *(f"{name}-{n}" for n in range(2, len(ids) + 3)))
+                if each not in ids)
 
 
 def put_back(text, stub_text, exercise):

@@ -62,12 +62,13 @@ def _forget_python(text, cell, keep):
     nodes |= {ast.dump(node) for other in keep for node in ast.parse(other).body}
     gone = {ast.dump(node) for node in ast.parse(cell).body
             if getattr(node, "name", None) not in nodes} - nodes
-    lines = text.splitlines(keepends=True)
+    text = stub.one_newline(text)
+    lines = text.split("\n")            # as the parser counts: other characters end no line
     for node in reversed(ast.parse(text).body):
         if ast.dump(node) in gone:
             first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
             del lines[first - 1:node.end_lineno]
-    return "".join(lines)
+    return "\n".join(lines)
 
 
 def _forget_cuda(text, cell, keep):

@@ -3,12 +3,14 @@
 import ast
 import html
 import importlib
+import re
 import sys
 import threading
 from pathlib import Path
 
 from lab import course, stub
 from lab.course import ROOT, CourseError
+from lab.desk import ipynb
 
 COLOURS = {"pass": "#1a7f37", "fail": "#cf222e", "not_attempted": "#6e7781",
            "not_proven_here": "#9a6700", "error": "#8250df"}
@@ -122,6 +124,8 @@ class NotebookLesson:
         except SyntaxError as error:
             raise CourseError(f"line {error.lineno} of the cell: {error.msg}: "
                               f"{error.text or ''}") from None
+        except ValueError as error:
+            raise CourseError(of_the_cell(error)) from None
         return self.desk.candidate(self.lesson), note
 
     def from_cells(self):
@@ -268,6 +272,8 @@ def executed(exercise):
         cuda = text.startswith("%%cuda")
         if cuda:
             text = text.partition("\n")[2]
+        else:
+            text, _ = ipynb.without_magics(text)
         if own is None and cuda == (exercise.language == "cuda") and defines(text, exercise):
             own = text
         elif not cuda:
@@ -280,7 +286,7 @@ def defines(text, exercise):
     try:
         names = stub.definitions(text, exercise.language)
     except (SyntaxError, ValueError):
-        return f"def {exercise.name}(" in text or f" {exercise.name}(" in text
+        return stub.seems_to_define(text, exercise.name, exercise.language)
     return exercise.name in names
 
 
@@ -319,7 +325,10 @@ def cuda_magic(lesson):
     """%%cuda: compile the cell inside the lesson's file, and point at the learner's own line."""
     def cuda(line, cell):
         simulator = importlib.import_module("lab.simulator")
-        spliced = stub.splice(lesson.stubs["cuda"], cell, "cuda")
+        try:
+            spliced = stub.splice(lesson.stubs["cuda"], cell, "cuda")
+        except ValueError as error:
+            return Note("does not compile", of_the_cell(error))
         try:
             module = simulator.RawModule(spliced.text, path=f"{lesson.id}.cu", is_text=True)
             compiled = module.compile()
@@ -330,6 +339,11 @@ def cuda_magic(lesson):
         kernels = ", ".join(name for name in names if name in compiled.functions)
         return Note("compiles", kernels or f"{', '.join(names) or 'nothing'}, for kernels to call")
     return cuda
+
+
+def of_the_cell(error):
+    """Why the CUDA C of a cell cannot be read, its line counted from the top (%%cuda is line 1)."""
+    return re.sub(r"^line (\d+)", lambda line: f"line {int(line[1]) + 1} of the cell", str(error))
 
 
 def compile_text(error, where):

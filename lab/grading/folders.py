@@ -7,6 +7,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 from lab.grading import archives
@@ -14,6 +15,7 @@ from lab.grading.names import ARCHIVES
 
 GIT_SECONDS = 10                    # to read one commit
 GIT_MEMORY = 2**30                  # bytes that git may take for it
+DAY = 86_400                        # seconds that a student's clock may be ahead
 COMMIT = re.compile(r"[0-9a-f]{40}")
 BRANCH = re.compile(r"refs/heads/(?!.*\.\.)[\w./-]{1,200}")
 
@@ -151,11 +153,14 @@ def committed(objects, commit):
             env={"GIT_DIR": empty, "GIT_OBJECT_DIRECTORY": str(Path(objects).absolute()),
                  "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull,
                  "GIT_NO_LAZY_FETCH": "1"})
-    author_line = re.search(rb"^committer [^\n]*> (\d{1,12}) [+-]\d{4}$",
-                      done.stdout.split(b"\n\n")[0], re.MULTILINE)
-    if done.returncode or not author_line:
+    committer = re.search(rb"^committer [^\n]*> (\d{1,12}) [+-]\d{4}$",
+                          done.stdout.split(b"\n\n")[0], re.MULTILINE)
+    if done.returncode or not committer:
         raise ValueError(f"commit {commit[:8]} cannot be read")
-    return float(author_line[1])
+    when = float(committer[1])
+    if when > time.time() + DAY:
+        raise ValueError(f"commit {commit[:8]} is dated in the future")
+    return when
 
 
 def limited():

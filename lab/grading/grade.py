@@ -27,7 +27,6 @@ def grade(submissions, out, console, *, lessons=None, jobs=1, resume=False, shar
         raise CourseError(f"no submissions in {submissions}: expected archives, notebooks, files "
                           f"or folders, one or more per student")
     part = run.shard_of(shard) if shard else (1, 1)
-    held_back = run.held_back(edition)
     file = out / ("journal.jsonl" if shard is None else f"journal-{part[0]}-of-{part[1]}.jsonl")
     journal = merged(out) if merge else resumed(file, lessons) if resume else None
     lessons_asked = run.chosen(lessons) if journal is None else [
@@ -36,8 +35,9 @@ def grade(submissions, out, console, *, lessons=None, jobs=1, resume=False, shar
     points = points or (beside if beside.exists() else None)
     rules = reports.read(lessons_asked, {one.student for one in sent}, points, roster, overrides)
     level = None if merge else announce_level(required, console)
+    held_back = same_edition(edition, journal)
     journal = journal or Journal.begin(
-        file, lessons_asked, shared_seed(out, seed) if shard else seed)
+        file, lessons_asked, shared_seed(out, seed) if shard else seed, held_back)
     grading = run.Grading(sent, lessons_asked, journal, level, jobs, part, held_back)
     if not merge:
         watched(grading, console)
@@ -74,6 +74,18 @@ def resumed(file, lessons):
     return journal
 
 
+def same_edition(folder, journal):
+    """Ids of the lessons whose answers the class does not have. CourseError where a run was begun
+    with others. folder: that of --edition, None without it"""
+    if folder is None and journal is not None:
+        return set(journal.header["held_back"])
+    held_back = run.held_back(folder)
+    if journal is not None and sorted(held_back) != journal.header["held_back"]:
+        raise CourseError(f"{journal.file} was begun with another edition than {folder}: leave "
+                          f"--edition out, or grade into another folder")
+    return held_back
+
+
 def merged(out):
     """The shards' journals as one, in memory."""
     journals = [Journal.resume(file) for file in sorted(out.glob("journal*.jsonl"))]
@@ -82,23 +94,26 @@ def merged(out):
     first = journals[0]
     for other in journals[1:]:
         if other.header != first.header:
-            raise CourseError(f"{other.file} and {first.file} are from different runs: their seeds "
-                              f"or lessons differ")
+            raise CourseError(f"{other.file} and {first.file} are from different runs: their "
+                              f"seeds, lessons or editions differ")
         first.units |= other.units
     return first
 
 
 def shared_seed(out, seed):
     """The seed that all shards share: that of the first one."""
-    out.mkdir(parents=True, exist_ok=True)
     file = out / "seed"
     own = out / f"seed.{os.getpid()}.{secrets.token_hex(4)}"
-    own.touch(0o600)
-    own.write_text(f"{seed}\n")
-    with contextlib.suppress(FileExistsError):
-        os.link(own, file)              # complete, or already there
-    own.unlink()
-    return int(file.read_text())
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        own.touch(0o600)
+        own.write_text(f"{seed}\n")
+        with contextlib.suppress(FileExistsError):
+            os.link(own, file)          # complete, or already there
+        own.unlink()
+        return int(file.read_text())
+    except OSError as error:
+        raise CourseError(f"cannot write to {out}: {error.strerror}") from None
 
 
 def watched(grading, console):

@@ -1,38 +1,46 @@
 """The journal of a grading: a line for each finished unit, so that a killed run continues where it
 stopped. The first line identifies the run: the secret seed and the lessons."""
 
+import fcntl
 import json
 import os
 from pathlib import Path
 
 from lab.course import VERSION, CourseError
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 class Journal:
-    """Lines of JSON in a file that only grows."""
+    """Lines of JSON in a file that only grows. One process at a time writes to it.
 
-    def __init__(self, file, header):
+    length: the file's bytes when it was read
+    whole: those of its whole lines; what follows was cut off
+    """
+
+    def __init__(self, file, header, length=0, whole=0):
         self.file = Path(file)
         self.header = header
         self.units = {}
-        self.cut = None         # the offset of a last line that was cut off, or None
+        self.length = length
+        self.whole = whole
 
     @classmethod
-    def begin(cls, file, lessons, seed):
-        """A new journal. CourseError where one exists: its grades are not thrown away."""
+    def begin(cls, file, lessons, seed, held_back=()):
+        """A new journal. CourseError where one exists: its grades are not thrown away.
+        held_back: ids of lessons whose answers the class does not have"""
         header = {"schema": SCHEMA, "course_version": VERSION,
                   "lessons": {lesson.id: lesson.fingerprint for lesson in lessons},
-                  "seed": seed}
+                  "seed": seed, "held_back": sorted(held_back)}
         journal = cls(file, header)
-        journal.file.parent.mkdir(parents=True, exist_ok=True)
         try:
-            handle = os.open(journal.file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:
-            raise CourseError(f"{file} is there already: go on with --resume, or grade into "
-                              f"another folder") from None
-        os.close(handle)
+            journal.file.parent.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(journal.file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        except OSError as error:
+            if journal.file.exists():
+                raise CourseError(f"{file} is there already: go on with --resume, or grade into "
+                                  f"another folder") from None
+            raise CourseError(f"cannot make {file}: {error.strerror}") from None
         journal.append(header)
         return journal
 
@@ -40,33 +48,53 @@ class Journal:
     def resume(cls, file):
         """A journal that was begun, without a last line that was cut off."""
         try:
-            whole, _, cut = Path(file).read_bytes().rpartition(b"\n")
+            data = Path(file).read_bytes()
         except FileNotFoundError:
             raise CourseError(f"nothing to resume: {file} is not there") from None
+        whole = data[:data.rfind(b"\n") + 1]
         try:
             header, *rows = [json.loads(line) for line in whole.splitlines()]
-            journal = cls(file, header)
+            journal = cls(file, header, len(data), len(whole))
             for row in rows:
                 journal.units[tuple(row["unit"])] = row
-            header["seed"], header["lessons"]
+            version, schema = header["course_version"], header["schema"]
         except (ValueError, KeyError, TypeError):
             raise CourseError(f"{file} is damaged: expected a line of JSON for the run and one for "
                               f"each unit") from None
-        if header.get("schema") != SCHEMA or header.get("course_version") != VERSION:
-            raise CourseError(f"{file} was begun with course {header.get('course_version')}, this "
-                              f"is {VERSION}: finish it there, or grade into another folder")
-        journal.cut = len(whole) + 1 if cut else None  # a merge only reads, and changes nothing
+        if (schema, version) != (SCHEMA, VERSION):
+            raise CourseError(f"{file} was begun with course {version}, journal {schema}; this is "
+                              f"course {VERSION}, journal {SCHEMA}: finish it there, or grade into "
+                              f"another folder")
         return journal
 
     def append(self, row):
-        """Write one line; it is on the disk when this returns."""
-        if self.cut is not None:
-            os.truncate(self.file, self.cut)
-            self.cut = None
-        with open(self.file, "ab") as stream:
-            stream.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
-            stream.flush()
-            os.fsync(stream.fileno())
+        """Write one line. It is on the disk when this returns; a CourseError leaves none of it."""
+        line = json.dumps(row, ensure_ascii=False).encode() + b"\n"
+        try:
+            with open(self.file, "r+b", buffering=0) as stream:
+                fcntl.flock(stream, fcntl.LOCK_EX)
+                if os.fstat(stream.fileno()).st_size != self.length:
+                    raise CourseError(f"another `lab grade` writes to {self.file}: wait until it "
+                                      f"has ended, then repeat this with --resume")
+                self.write(stream.fileno(), line)
+        except OSError as error:
+            raise CourseError(f"cannot write to {self.file}: {error.strerror}. What it has is "
+                              f"kept: go on with --resume") from None
+        self.whole += len(line)
+
+    def write(self, file, line):
+        """All of a line after the whole ones, or nothing."""
+        try:
+            os.truncate(file, self.whole)
+            written = 0
+            while written < len(line):
+                written += os.pwrite(file, line[written:], self.whole + written)
+            os.fsync(file)
+        except OSError:
+            os.truncate(file, self.whole)
+            raise
+        finally:
+            self.length = os.fstat(file).st_size
 
     def done(self, unit, sandbox, results, notes):
         """Record a finished unit: (digest of the submission, lesson)."""

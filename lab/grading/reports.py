@@ -5,6 +5,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab.course import CourseError
 from lab.grading import feedback, likeness, pages, regrades, rosters, scores, summary, tables
 from lab.grading.points import worths as worths_of
 from lab.grading.sanitize import file_name
@@ -67,7 +68,11 @@ def dumped(data):
 
 def write_file(file, text):
     """All of it or nothing: a run may be stopped at any moment."""
-    file.parent.mkdir(parents=True, exist_ok=True)
     beside = file.with_name(file.name + ".new")
-    beside.write_text(text, "utf-8", newline="\n")
-    os.replace(beside, file)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(text, "utf-8", newline="\n")
+        os.replace(beside, file)
+    except OSError as error:
+        raise CourseError(f"cannot write {file}: {error.strerror}. The grades are kept: repeat "
+                          f"this with --resume") from None

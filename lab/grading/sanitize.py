@@ -55,7 +55,10 @@ def file_name(student):
 
 
 def utc(when):
-    """Seconds since the epoch as an ISO date and time; "" for None."""
-    if when is None:
+    """Seconds since the epoch as an ISO date and time; "" for None, and for a file's time that no
+    calendar has."""
+    try:
+        return "" if when is None else datetime.fromtimestamp(when, UTC).strftime(
+            "%Y-%m-%dT%H:%M:%SZ")
+    except (ValueError, OverflowError, OSError):
         return ""
-    return datetime.fromtimestamp(when, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

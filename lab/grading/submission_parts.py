@@ -5,7 +5,6 @@ line that the student has.
 """
 
 import json
-import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -14,9 +13,7 @@ from lab import course, stub
 from lab.desk import ipynb
 from lab.grading.names import lesson_stem
 
-MAGIC = re.compile(r"[%!?]|[\w, \t]+=[ \t]*[%!]|[\w.]+\?+$")       # matches a stripped line
 MAX_NAMED = 5               # files in one note
-RUNS_HERE = ("%%time", "%%capture", "%%prun")       # cell magics whose cell still defines its names
 
 
 @dataclass(frozen=True)
@@ -137,30 +134,20 @@ def cell(name, number, source):
     if head.startswith("%%cuda"):
         body = source.lstrip().partition("\n")[2]
         return Part(name, number, "cuda", stub.one_newline("\n" * (above + 1) + body))
-    if head.startswith("%%") and not head.startswith(RUNS_HERE):
+    if head.startswith("%%") and not head.startswith(ipynb.RUNS_HERE):
         return None
     return Part(name, number, "python", stub.one_newline(source))
 
 
 def without_magics(part):
-    """(part without IPython's own lines, those lines), where it is not Python with them. One within
-    a block becomes `pass`: the block may hold nothing else."""
+    """(a cell of Python without IPython's own lines, those lines)"""
     if part.language != "python" or part.cell is None or part.error() is None:
         return part, []
-    rows = part.text.split("\n")
-    gone = []
-    for number, row in enumerate(rows):
-        indent = row[:len(row) - len(row.lstrip())]
-        if MAGIC.match(row.strip()):
-            gone.append(row.strip())
-            rows[number] = f"{indent}pass" if indent else ""
-    return replace(part, text="\n".join(rows)), gone
+    text, gone = ipynb.without_magics(part.text)
+    return replace(part, text=text), gone
 
 
 def mentions(text, language, lesson):
     """The exercises of a lesson that a text seems to define, readable or not."""
-    def pattern(name):
-        return rf"\bdef\s+{name}\b" if language == "python" else rf"\b{name}\s*\("
-
-    return [e.name for e in lesson.exercises if e.language == language
-            and re.search(pattern(re.escape(e.name.split(".")[-1])), text)]
+    return [e.name for e in lesson.exercises
+            if e.language == language and stub.seems_to_define(text, e.name, language)]

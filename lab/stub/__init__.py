@@ -19,7 +19,7 @@ from lab.stub.units import MARK, named, one_newline
 
 __all__ = ["Spliced", "changed", "cut", "definitions", "extract", "find_line", "free_names",
            "holds", "marked", "named", "normalised", "one_newline", "read", "rewritten",
-           "splice"]
+           "seems_to_define", "splice"]
 LANGUAGES = {"python": python, "cuda": cuda}
 PYTHONS_OWN = re.compile(r"\s*(async def|def|class)\b")     # what a decorator stands above
 
@@ -66,6 +66,13 @@ def definitions(source, language):
     """Names of functions and classes, methods as "Class.method"; CUDA: structs and macros too."""
     by_name = named(read(source, language))
     return [name for name, units in by_name.items() if any(unit.defines for unit in units)]
+
+
+def seems_to_define(text, name, language):
+    """Whether a text that cannot be read has what a definition of a name begins with."""
+    last = re.escape(name.rpartition(".")[2])
+    begins = rf"\b(def|class)\s+{last}\b" if language == "python" else rf"\b{last}\s*\("
+    return re.search(begins, text) is not None
 
 
 def marked(source, language):

@@ -86,7 +86,7 @@ class FleetEngine:
         self.fleet = fleet
         self.tokenizer = tokenizer
         self.pool = pool
-        self.scheduler = Scheduler(pool, seats)
+        self.scheduler = Scheduler(pool, seats, max(seats, 1))         # it schedules nothing
         self.intake = Intake(config, tokenizer, pool, self.scheduler, time.monotonic,
                              Grammars(tokenizer, config))
         self.room = self.intake.room

@@ -57,6 +57,7 @@ def with_arguments(call, place):
     function = call.get("function") if isinstance(call, dict) else None
     try:
         arguments = json.loads(function["arguments"])
+        json.dumps(arguments, ensure_ascii=False).encode()      # half a character cannot be written
     except (TypeError, KeyError, ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict) or not isinstance(function.get("name"), str):

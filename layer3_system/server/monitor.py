@@ -97,7 +97,7 @@ class FleetMonitor:
         """Have a worker start again once its requests are over. ApiError 404 if there is none of
         that name, 409 if it is not up."""
         workers = {own: worker for worker, own in self.fleet.names.items()}
-        if name not in workers:
+        if not isinstance(name, str) or name not in workers:
             raise ApiError(404, f"worker: expected one of {', '.join(workers)}, found {name!r}",
                            "worker")
         if not await bridge.ask(lambda engine: self.fleet.restart(*workers[name])):

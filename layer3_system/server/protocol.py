@@ -83,9 +83,11 @@ def parse(fields, chat, limits):
         if fields.get("max_tokens") is not None:
             raise ApiError(400, "max_tokens: expected this or max_completion_tokens, found both",
                            "max_tokens")
-    if fields.get("response_format") is not None:
+    if fields.get("response_format") not in (None, {"type": "text"}):
         names["structured_outputs"] = "response_format"
     tools = tools_of(fields) if chat else None
+    if not chat and limits.tokens and fields.get(names.get("max_tokens", "max_tokens")) is None:
+        fields = fields | {"max_tokens": min(SamplingParams().max_tokens, limits.tokens)}
     params = to_params(with_format(with_pairs(fields)), chat, names, limits)
     if echo and params.logprobs is not None:
         raise ApiError(400, "echo: not supported with logprobs", "echo")

@@ -148,7 +148,7 @@ def reader(tools: Tools | None, tokenizer: Any) -> "CallReader | None":
     """What reads the calls in an answer; None where there are none to be read."""
     if tools is None or tools.choice == "none":
         return None
-    return CallReader(BEGIN in tool_template(tokenizer), tools.choice != "auto")
+    return CallReader(BEGIN in tool_template(tokenizer), tools.choice != "auto", tools.several)
 
 
 # ---- calls in a text
@@ -157,10 +157,12 @@ def reader(tools: Tools | None, tokenizer: Any) -> "CallReader | None":
 class CallReader:
     """Takes the text of an answer, and holds back what is, or may become, a call."""
 
-    def __init__(self, marked: bool, forced: bool):
-        """marked: as grammar's    forced: the answer is nothing but calls"""
+    def __init__(self, marked: bool, forced: bool, several: bool = True):
+        """marked: as grammar's    forced: the answer is nothing but calls    several: all calls of
+        the answer count, not the first alone"""
         self.marked = marked
         self.forced = forced
+        self.several = several
         self.held = ""
 
     def add(self, text: str) -> str:
@@ -188,7 +190,7 @@ class CallReader:
         calls = [call_of(part) for part in parts]
         if not calls or None in calls:
             return self.held, []
-        return "", calls
+        return "", calls if self.several else calls[:1]
 
 
 def call_of(text: str) -> Fields | None:

@@ -103,6 +103,9 @@ def test_case_25_extreme_temperatures_and_a_mixed_batch():
     ({"stop_token_ids": (66,)}, [65, 66], "stop", "A"),
     ({"stop_token_ids": (65,), "min_tokens": 2}, [65, 66, END], "stop", "AB"),
     ({"min_tokens": 4, "max_tokens": 5}, [65, 66, END, END], "stop", "AB"),
+    ({"stop": ("AB",), "min_tokens": 1}, [65, 66], "stop", ""),       # it ends after the border
+    ({"stop": ("A",), "min_tokens": 1}, [65, 66, END], "stop", "AB"),
+    ({"stop": ("A", "xA", "ABC"), "min_tokens": 1, "max_tokens": 2}, [65, 66], "length", "AB"),
     ({"max_tokens": 3}, [65, 66, END], "stop", "AB"),
     ({"max_tokens": 2}, [65, 66], "length", "AB"),
 ])

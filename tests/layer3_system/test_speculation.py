@@ -148,17 +148,30 @@ def test_scores_that_are_not_finite_end_their_request_alone():
 # ---- the draft's own pages
 
 
-def test_its_keys_are_those_of_a_fresh_prompt():
-    """After 50 steps, some of whose blocks hits whole: then the draft lacks two tokens."""
+class Turns(Lengths):
+    """Two guesses in one step, none in the next."""
+
+    turn = 0
+
+    def choose(self, requests):
+        self.turn += 1
+        return [2 * (self.turn % 2)] * len(requests)
+
+
+@pytest.mark.parametrize("lengths", [None, Turns(2, StepCost(1, 0.1, 0.4))])
+def test_its_keys_are_those_of_a_fresh_prompt(lengths):
+    """After 50 steps, some of whose blocks hits whole: then the draft lacks two tokens. Where a
+    step has no guesses, the keys of those that were refused before it are forgotten as well."""
     small = load(SMALL, dtype=torch.float32)
     draft = load(SMALL.parent / "draft", dtype=torch.float32)
-    drafter = ModelDrafter(draft, 2, 40)
+    drafter = ModelDrafter(draft, 2, 40, lengths=lengths)
     e = Engine(small, ByteTokenizer(), drafter=drafter)
     (request,) = e.submit([5, 9, 12], SamplingParams(max_tokens=200, ignore_eos=True))
     for _ in range(50):
         e.step()
-    assert 10 < drafter.hits[1] < drafter.drafts
-    drafter.propose([request])
+    assert 5 < drafter.hits[1] < drafter.drafts
+    while drafter.propose([request]) == [[]]:
+        pass
     shadow = drafter.shadows[request]
     N = request.num_tokens
     pages = type(drafter.pages)(draft.config, 40)

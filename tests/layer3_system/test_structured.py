@@ -14,7 +14,7 @@ import torch
 from layer2_graph import Tokenizer, read_config
 from layer2_graph.models import SMALL
 from layer3_system import MockLlama, PrefixPool, SamplingParams, Scheduler, check_engine
-from layer3_system.automaton import PatternError, compile_regex
+from layer3_system.automaton import PatternError, compile_regex, trimmed
 from layer3_system.bench import soak_schemas
 from layer3_system.engine.drafts import Drafter
 from layer3_system.json_schema import SchemaError, check_schema, pattern_of
@@ -77,6 +77,34 @@ def test_automata_match_what_re_matches():
 def test_what_is_no_pattern_is_named(pattern, says):
     with pytest.raises(PatternError, match=re.escape(says)):
         compile_regex(pattern)
+
+
+def test_states_that_lead_nowhere_are_left_out():
+    """Compared with a search from every state of random tables."""
+    chance = np.random.default_rng(1)
+    for _ in range(50):
+        n = int(chance.integers(1, 12))
+        table = np.full((n, 256), -1, np.int32)
+        table[:, 97:99] = chance.integers(-2 * n, n, (n, 2)).clip(-1)
+        accepting = chance.random(n) < 0.2
+        useful = {s for s in range(n) if accepting[list(reached(table, s))].any()}
+        if 0 not in useful:
+            with pytest.raises(PatternError, match="no text matches"):
+                trimmed(table, accepting)
+            continue
+        automaton = trimmed(table, accepting)
+        names = {state: number for number, state in enumerate(sorted(useful))}
+        want = [[names.get(int(after), -1) for after in table[s, 97:99]] for s in sorted(useful)]
+        assert automaton.table[:, 97:99].tolist() == want
+        assert automaton.accepting.tolist() == accepting[sorted(useful)].tolist()
+
+
+def reached(table, state):
+    """The states that some text leads to from here, this one too."""
+    states = {state}
+    while more := {int(t) for s in states for t in table[s] if t >= 0} - states:
+        states |= more
+    return states
 
 
 def test_tokens_of_the_small_model_have_the_bytes_of_their_texts():

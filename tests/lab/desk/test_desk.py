@@ -7,7 +7,7 @@ import pytest
 
 from lab import course, stub
 from lab.course import CourseError
-from lab.desk import ipynb
+from lab.desk import ipynb, merge
 from lab.desk.desk import Desk
 from lab.judge import check
 
@@ -87,6 +87,50 @@ def test_a_touched_notebook_keeps_answers_and_added_cells(desk):
     assert texts.index("My note") == texts.index(RIGHT) + 1
     again = ipynb.carry_over(fresh, json.dumps(newer), json.dumps(newer), "x.ipynb")
     assert ipynb.same_cells(again, fresh)
+
+
+@pytest.mark.parametrize("copied_before", [True, False])
+def test_a_cell_that_was_copied_keeps_both_texts(desk, copied_before):
+    """JupyterLab copies a cell's metadata, too: the one with the course's id is the answer."""
+    given = LESSON.notebook.read_text()
+    mine = json.loads(given)
+    place = [ipynb.exercise_of(c) for c in mine["cells"]].index("count_add")
+    copy = {**mine["cells"][place], "id": "copied", "source": "# my first attempt\n" + OTHER}
+    mine["cells"][place]["source"] = RIGHT
+    mine["cells"].insert(place + (not copied_before), copy)
+    fresh = json.loads(ipynb.carry_over(json.dumps(mine), given, given, "x.ipynb"))
+    answer, = [c for c in fresh["cells"] if ipynb.exercise_of(c) == "count_add"]
+    assert ipynb.source(answer) == RIGHT
+    assert copy["source"] in [ipynb.source(c) for c in fresh["cells"]]
+
+
+def test_two_cells_of_one_id_are_both_kept(desk):
+    given = LESSON.notebook.read_text()
+    mine = json.loads(given)
+    mine["cells"] += [{"cell_type": "code", "id": "mine-a", "metadata": {}, "source": text,
+                       "outputs": [], "execution_count": None} for text in ("one = 1", "two = 2")]
+    fresh = json.loads(ipynb.carry_over(json.dumps(mine), given, given, "x.ipynb"))
+    assert {"one = 1", "two = 2"} <= {ipynb.source(c) for c in fresh["cells"]}
+    ids = [c["id"] for c in fresh["cells"]]
+    assert "mine-a" in ids and len(ids) == len(set(ids))
+
+
+def test_a_notebook_of_a_format_without_ids_gets_no_cell_twice(desk):
+    given = LESSON.notebook.read_text()
+    mine = json.loads(given)
+    for cell in mine["cells"]:
+        del cell["id"]
+    place = [ipynb.exercise_of(c) for c in mine["cells"]].index("count_add")
+    mine["cells"][place]["source"] = RIGHT
+    fresh = json.loads(ipynb.carry_over(json.dumps(mine), given, given, "x.ipynb"))
+    assert len(fresh["cells"]) == len(mine["cells"])
+    assert ipynb.source(fresh["cells"][place]) == RIGHT
+
+
+def test_a_folder_that_ignores_files_already_goes_on_ignoring_them(tmp_path):
+    (tmp_path / ".gitignore").write_text("*.secret\n")
+    Desk(tmp_path).prepare()
+    assert (tmp_path / ".gitignore").read_text() == "*.secret\n"
 
 
 def test_a_cell_is_written_to_the_file_and_the_old_text_kept(desk):
@@ -187,6 +231,30 @@ def test_reset_of_one_exercise_and_of_a_lesson(desk):
     desk.reset(LESSON)
     assert desk.path(LESSON, ".py").read_text() == LESSON.stubs["python"]
     assert with_both in [p.read_text() for p in kept(desk)]
+
+
+def test_what_a_file_cannot_be_read_for_is_said_and_mended_by_a_reset(desk):
+    path = desk.path(LESSON, ".py")
+    path.write_text("def count_add(:\n")
+    with pytest.raises(CourseError, match=r"line 1 does not parse.*`lab reset r01_roofline`"):
+        desk.reset(LESSON, ADD)
+    for damaged in (b"def count_add(:\n", b"\xff\xfe"):
+        path.write_bytes(damaged)
+        desk.reset(LESSON)
+        assert path.read_text() == LESSON.stubs["python"]
+        assert damaged in [copy.read_bytes() for copy in kept(desk)]
+
+
+def test_a_file_in_another_encoding_is_one_line_when_the_course_is_newer(desk):
+    desk.path(LESSON, ".py").write_bytes(b"\xff\xfe")
+    with pytest.raises(CourseError, match="is not UTF-8 text"):
+        desk.start(upgraded("one addition an element", "count again"))
+
+
+@pytest.mark.parametrize("odd", "\x0b\x0c\x1c\x85\u2028")
+def test_a_character_that_ends_a_line_for_some_ends_none_for_the_parser(odd):
+    text = f'NOTE = "{odd}"\nstray = 1\n\n\ndef helper():\n    return 2\n'
+    assert merge.forget(text, "stray = 1\n", [], "python") == text.replace("stray = 1\n", "")
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"passed": 3}', "\0"])

@@ -167,7 +167,9 @@ def test_a_bare_answer_and_a_notebook_as_file(tmp_path):
     (tmp_path / "a.py").write_text(text)
     done = lab("check", "r01_roofline/count_add", "--file", tmp_path / "a.py")
     assert done.returncode == 0 and "pass" in done.stdout and "a.py" in done.stdout
-    notebook = {"cells": [{"cell_type": "code", "metadata": {}, "source": text.splitlines(True)}]}
+    notebook = {"cells": [{"cell_type": "code", "metadata": {}, "source": source} for source in (
+        ["%matplotlib inline\n", *text.splitlines(True)], "%timeit count_add(10, 4)",
+        "count_add(10,")]}
     (tmp_path / "a.ipynb").write_text(json.dumps(notebook))
     assert lab("check", "r01_roofline/count_add", "--file", tmp_path / "a.ipynb").returncode == 0
     done = lab("check", "r01_roofline", "--file", tmp_path / "a.ipynb")

@@ -142,6 +142,22 @@ def test_an_unknown_name_is_one_sentence(live):
     assert "refused" in shown and "has no exercise" in shown and "Traceback" not in shown
 
 
+@pytest.mark.parametrize("more", ["%timeit count_add(10, 4)", "!echo count_add(10, 4)"])
+def test_magics_are_no_part_of_an_answer(live, more):
+    live.run("%matplotlib inline\n" + ADD.format(3))
+    live.run(more)
+    assert "pass" in live.run('lesson.check("count_add", take="cell")')
+
+
+def test_a_kernel_that_is_not_closed_is_one_sentence(live_cuda):
+    open_kernel = KERNEL.format("if (i < n)").rstrip().removesuffix("}")
+    shown = live_cuda.run(open_kernel)
+    assert "does not compile" in shown and "of the cell: this { is never closed" in shown
+    shown = live_cuda.run('lesson.check("add_cuda")')
+    assert "refused" in shown and "of the cell: this { is never closed" in shown
+    assert "Traceback" not in shown
+
+
 def test_a_compile_error_points_at_the_line_of_the_cell(live_cuda):
     shown = live_cuda.run(KERNEL.format("if (j < n)"))
     assert "does not compile" in shown and 'identifier "j" is undefined' in shown

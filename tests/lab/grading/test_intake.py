@@ -14,6 +14,7 @@ import pytest
 
 from lab.course import CourseError
 from lab.grading import archives, intake, names, submitted_files
+from lab.grading.sanitize import utc
 
 CODE = "def merge(a, b):\n    return a\n"
 BOOK = {"cells": [{"cell_type": "markdown", "metadata": {}, "source": "Text"},
@@ -482,6 +483,19 @@ def test_a_repository_is_as_old_as_its_last_commit(repository, pack):
     sent = one(repository.parent)
     assert sent.when == 1700000000 and [f.name for f in sent.files] == ["k07_softmax.py"]
     assert not sent.problems
+
+
+@pytest.mark.parametrize("date", ["@999999999999 +0000", "@4000000000 +0000"])
+def test_a_commit_of_the_future_is_a_problem_and_no_date(repository, date, monkeypatch):
+    """The year 33,658 is in no calendar; that of 2096 would be the latest."""
+    monkeypatch.setenv("GIT_COMMITTER_DATE", date)
+    subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@example.org", "commit", "-q",
+                    "--allow-empty", "-m", "later"], cwd=repository, check=True)
+    os.utime(repository / "k07_softmax.py", (9000, 9000))
+    sent = one(repository.parent)
+    told(sent, ".git", "is dated in the future")
+    assert sent.when == 9000 and utc(sent.when) == "1970-01-01T02:30:00Z"
+    assert utc(999_999_999_999) == ""
 
 
 def test_a_detached_head_is_read(repository):

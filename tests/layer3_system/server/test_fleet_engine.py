@@ -11,6 +11,7 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from layer3_system import BlockPool, ByteTokenizer, MockLlama
 from layer3_system.disaggregation.router import (
     ATTEMPTS,
     LEAD,
@@ -21,6 +22,7 @@ from layer3_system.disaggregation.router import (
 )
 from layer3_system.s01_request import SamplingParams
 from layer3_system.server import cli
+from layer3_system.server.fleet_engine import FleetEngine
 from tests.layer3_system.parallel.test_team import alive
 from tests.layer3_system.server.http_server import until
 from tests.layer3_system.server.test_server_shutdown import running
@@ -197,8 +199,14 @@ def test_a_worker_that_stands_still_is_left_out(client):
 
 
 def test_no_such_worker(client):
-    answer = client.http.post("/engine/restart", json={"worker": "decode 9"})
-    assert answer.status_code == 404 and "expected one of" in answer.json()["error"]["message"]
+    for name in ("decode 9", ["decode 0"]):
+        answer = client.http.post("/engine/restart", json={"worker": name})
+        assert answer.status_code == 404 and "expected one of" in answer.json()["error"]["message"]
+
+
+def test_more_seats_than_a_scheduler_has_tokens_by_default():
+    engine = FleetEngine(None, MockLlama().config, ByteTokenizer(), BlockPool(64), 288)
+    assert engine.scheduler.max_seqs == 288
 
 
 def test_a_server_that_ends_takes_its_workers_along(client):

@@ -107,6 +107,13 @@ def test_a_model_decides(text, content, count, stream):
             assert json.loads(call.function.arguments) == {"city": "Bern", "days": 2}
 
 
+def test_a_model_that_decides_calls_once_where_several_calls_are_not_wanted():
+    with served(tokenizer=ToolTokenizer(), model=writes(f"{ONE}\n{ONE}")) as one:
+        for several, count in ((True, 2), (False, 1)):
+            calls, _, _ = called(one, False, tools=TOOLS, parallel_tool_calls=several)
+            assert len(calls) == count
+
+
 def test_a_conversation_goes_on_after_a_call():
     with served(tokenizer=ToolTokenizer(), model=writes("Rain.")) as one:
         said = {"role": "assistant", "content": None,
@@ -157,6 +164,11 @@ WRONG = {
     "arguments": ({"messages": [*HI, {"role": "assistant", "tool_calls": [
         {"function": {"name": "f", "arguments": "[]"}}]}]}, "messages",
         "messages[1].tool_calls: expected functions"),
+    "half a character": ({"messages": [*HI, {"role": "assistant", "tool_calls": [
+        {"function": {"name": "f", "arguments": '{"x": "\\ud800"}'}}]}]}, "messages",
+        "messages[1].tool_calls: expected functions"),
+    "required": (function(name="f", parameters={"type": "object", "required": [[]]}), "tools",
+                 "tools[0].function.parameters: required: [] is not among the properties"),
 }
 
 
