@@ -217,6 +217,8 @@ class Tokenizer:
             self.own = Tokenizer.from_file(str(path))
         except Exception as error:                  # the library raises nothing narrower
             raise ModelError(f"{path} is not a tokenizer: {error}") from None
+        self.own.no_truncation()        # what was set when it was saved: transformers takes neither
+        self.own.no_padding()
         last = max(self.own.get_vocab().values(), default=0)
         if last >= config.V:
             raise ModelError(f"{path} has a token number {last}, expected numbers below the "

@@ -185,7 +185,11 @@ def check_kinds(path, entries):
 
 
 def ends(path, entries):
-    """The tokens that end a text."""
+    """The tokens that end a text: those of generation_config.json, if it names some."""
+    beside = path.with_name("generation_config.json")
+    more = read_json(beside) if beside.exists() else {}
+    if more.get("eos_token_id") is not None:
+        path, entries = beside, more
     value = entries.get("eos_token_id")
     tokens = [] if value is None else value if isinstance(value, list) else [value]
     if not all(type(token) is int for token in tokens):

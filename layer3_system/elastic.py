@@ -49,9 +49,10 @@ class Parts(NamedTuple):
         return cls(**{name: part for name, part in each.items() if part is not None})
 
 
-def remove_old(files: Folder, newest: int) -> None:
-    """Delete all but the newest checkpoints, each manifest before its shards."""
-    for step in steps(files)[newest:]:
+def remove_old(files: Folder, newest: int, saved: int) -> None:
+    """Delete all but the newest checkpoints up to the one that was just saved, each manifest before
+    its shards. Later ones are damaged, or training would go on from there; they stay."""
+    for step in [step for step in steps(files) if step <= saved][newest:]:
         files.remove(manifest_name(step))
         for name in files.names():
             if name.startswith(shard_name(step, 0)[:-1]):
@@ -74,7 +75,7 @@ class Job:
         """Make a checkpoint, on all ranks together."""
         self.parts.commit(self.files, self.group, step, pack(state | {"count": self.run.count}))
         if self.group.rank == 0:
-            remove_old(self.files, NEWEST)
+            remove_old(self.files, NEWEST, step)
 
     def say(self, words: str) -> None:
         print(f"rank {self.group.rank}: {words}", file=sys.stderr, flush=True)

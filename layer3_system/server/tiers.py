@@ -38,6 +38,9 @@ def host_of(tiers, config, weights, S, read):
 
     read: like s11's read_record
     """
+    if config.latent:
+        raise ValueError("--host-pages: this model keeps a latent of each token, expected one that "
+                         "keeps keys and values")
     if tiers.file is None:
         return HostTier(tiers.places)
     length = S * bytes_of_token(config, weights["model.embed_tokens.weight"].dtype)

@@ -326,6 +326,31 @@ def test_text_to_tokens_and_back(folder):
     assert own.decode(own.encode("0123")) == "0123"
 
 
+def test_no_text_is_cut_or_padded_as_when_the_tokenizer_was_saved(folder):
+    tokenizer(folder)
+    file = folder / "tokenizer.json"
+    built = Tokenizer(folder, read_config(folder)).own
+    built.enable_truncation(4)
+    built.enable_padding(length=4)
+    built.save(str(file))
+    own = Tokenizer(folder, read_config(folder))
+    assert [own.decode(own.encode(text)) for text in ("0123012", "0")] == ["0123012", "0"]
+    assert len(own.encode("0")) == 1
+
+
+@pytest.mark.parametrize("more, ends", [
+    ({"eos_token_id": [1, 7]}, (1, 7)), ({"eos_token_id": 7}, (7,)), ({"eos_token_id": None}, (2,)),
+    ({"max_length": 20}, (2,))])
+def test_a_text_ends_as_generate_ends_it(folder, more, ends):
+    config = json.loads((folder / "config.json").read_text())
+    write(folder / "config.json", config | {"eos_token_id": 2})
+    write(folder / "generation_config.json", more)
+    assert read_config(folder).ends == ends
+    write(folder / "generation_config.json", {"eos_token_id": "7"})
+    with pytest.raises(ModelError, match="generation_config.json: eos_token_id is '7'"):
+        read_config(folder)
+
+
 def test_a_conversation_goes_through_the_folders_template(folder):
     tokenizer(folder, 40, bos_token="0", eos_token={"content": "1"},
               chat_template="{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}"

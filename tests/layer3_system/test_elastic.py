@@ -200,9 +200,21 @@ def test_old_checkpoints_are_deleted(tmp_path):
     for step in (1, 10, 9, 100):
         for name, data in checkpoint(step, [b"a", b"b"]).items():
             files.write(name, data)
-    elastic.remove_old(files, 2)
+    elastic.remove_old(files, 2, 100)
     assert sorted(files.names()) == sorted(checkpoint(10, [b"a", b"b"]) | checkpoint(
         100, [b"a", b"b"]))
+
+
+def test_later_checkpoints_that_are_damaged_do_not_push_out_good_ones(tmp_path):
+    """Training goes on from step 10 and saves step 12; 15 and 20 cannot be read."""
+    files = Folder(tmp_path)
+    for step in (9, 10, 12, 15, 20):
+        for name, data in checkpoint(step, [b"a"]).items():
+            files.write(name, data if step < 15 else b"")
+    elastic.remove_old(files, 2, 12)
+    assert last_good(files) == 12
+    files.remove("step12.manifest")
+    assert last_good(files) == 10
 
 
 # ---- a rank, alone

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from layer2_graph import load
-from layer2_graph.models import SMALL
+from layer2_graph.models import SMALL, TWINS
 from layer3_system import BlockPool, PrefixPool, SamplingParams, Scheduler, check_engine
 from layer3_system.file_tier import FileTier, HostOverFile, digest_of
 from layer3_system.records import HEADER, record_of
@@ -341,6 +341,7 @@ def test_metrics(tmp_path):
     (["--host-pages", "5", "--tp", "2"], "--host-pages and --tp exclude each other"),
     (["--host-pages", "5", "--kv-file", "/nowhere/kv"], "No such file or directory"),
     (["--host-pages", "0"], "should be greater than or equal to 1"),
+    ([str(TWINS / "latent"), "--host-pages", "4"], "--host-pages: this model keeps a"),
 ])
 def test_what_serve_refuses(command, words, message):
     code, _, error = command(cli.app, "serve", *words)
