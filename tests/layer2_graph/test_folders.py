@@ -346,6 +346,10 @@ def test_a_text_ends_as_generate_ends_it(folder, more, ends):
     write(folder / "config.json", config | {"eos_token_id": 2})
     write(folder / "generation_config.json", more)
     assert read_config(folder).ends == ends
+    if more.get("eos_token_id") is not None:
+        transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+        theirs = transformers.GenerationConfig.from_pretrained(folder).eos_token_id
+        assert ends == tuple(theirs if isinstance(theirs, list) else [theirs])
     write(folder / "generation_config.json", {"eos_token_id": "7"})
     with pytest.raises(ModelError, match="generation_config.json: eos_token_id is '7'"):
         read_config(folder)

@@ -152,9 +152,9 @@ def test_magics_are_no_part_of_an_answer(live, more):
 def test_a_kernel_that_is_not_closed_is_one_sentence(live_cuda):
     open_kernel = KERNEL.format("if (i < n)").rstrip().removesuffix("}")
     shown = live_cuda.run(open_kernel)
-    assert "does not compile" in shown and "of the cell: this { is never closed" in shown
+    assert "does not compile" in shown and "line 3 of the cell: this { is never closed" in shown
     shown = live_cuda.run('lesson.check("add_cuda")')
-    assert "refused" in shown and "of the cell: this { is never closed" in shown
+    assert "refused" in shown and "line 3 of the cell: this { is never closed" in shown
     assert "Traceback" not in shown
 
 
