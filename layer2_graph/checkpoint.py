@@ -207,7 +207,8 @@ class Tokenizer:
     """The tokenizer of a folder: tokenizer.json, and tokenizer_config.json for chats."""
 
     def __init__(self, folder: Path | str, config: Config):
-        """ModelError if tokenizer.json is missing, broken, or has tokens that the model lacks."""
+        """ModelError if tokenizer.json is missing, broken, or its vocabulary is not the model's.
+        Tokens that were added to it may lie beyond the model's, as long as no text has them."""
         from tokenizers import Tokenizer
 
         path = Path(folder) / "tokenizer.json"
@@ -219,19 +220,28 @@ class Tokenizer:
             raise ModelError(f"{path} is not a tokenizer: {error}") from None
         self.own.no_truncation()        # what was set when it was saved: transformers takes neither
         self.own.no_padding()
-        last = max(self.own.get_vocab().values(), default=0)
-        if last >= config.V:
-            raise ModelError(f"{path} has a token number {last}, expected numbers below the "
-                             f"model's {config.V}")
+        self.V = config.V
+        self.check(self.own.get_vocab(with_added_tokens=False).values(), f"{path} has")
         self.path = path.with_name("tokenizer_config.json")
         self.entries = read_json(self.path) if self.path.exists() else {}
+        marks = path.with_name("special_tokens_map.json")
+        if marks.exists() and "added_tokens_decoder" not in self.entries:   # as transformers has it
+            self.entries |= read_json(marks)
         apart = path.with_name("chat_template.jinja")       # where transformers 5 writes it
         if apart.exists():
             self.path, self.entries["chat_template"] = apart, apart.read_text("utf-8")
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, with those before and after it that the folder asks for."""
-        return self.own.encode(text).ids
+        """The tokens of a text, with those before and after it that the folder asks for. ModelError
+        if one is beyond the model's."""
+        return self.check(self.own.encode(text).ids, "the text has")
+
+    def check(self, tokens, has):
+        """These tokens. ModelError if one is beyond the model's."""
+        if (last := max(tokens, default=0)) >= self.V:
+            raise ModelError(f"{has} a token number {last}, {self.own.id_to_token(last)!r}, "
+                             f"expected numbers below the model's {self.V}")
+        return tokens
 
     def decode(self, tokens: Iterable[int]) -> str:
         """The text of tokens, without those that only mark its beginning or end."""
@@ -251,7 +261,7 @@ class Tokenizer:
                 messages=messages, tools=tools, documents=None, add_generation_prompt=True, **marks)
         except Exception as error:                  # a template is a program: it may raise anything
             raise ModelError(f"{self.path}: the chat_template fails: {error}") from None
-        return self.own.encode(text, add_special_tokens=False).ids
+        return self.check(self.own.encode(text, add_special_tokens=False).ids, "the text has")
 
     def tool_template(self) -> str:
         """The template of a conversation with tools. ModelError if it would leave them out."""

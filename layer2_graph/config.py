@@ -135,7 +135,8 @@ def read_config(folder: Path | str, ignore: Collection[str] = ()) -> Config:
         L=entries["num_hidden_layers"], C=entries["hidden_size"], H=H, G=G, D=D,
         F=entries["intermediate_size"], V=entries["vocab_size"],
         eps=entries.get("rms_norm_eps") or 1e-6, theta=theta, room=min(room, window or room),
-        ends=ends(path, entries), scaling=scaling, tied=bool(entries.get("tie_word_embeddings")),
+        ends=ends(path, entries, ignore), scaling=scaling,
+        tied=bool(entries.get("tie_word_embeddings")),
         bias_qkv=flags[0], bias_o=flags[1], bias_mlp=flags[2], qk_norm=flags[3], window=window,
         **latent_of(path, family, entries), **experts_of(path, family, kind, entries))
 
@@ -184,10 +185,12 @@ def check_kinds(path, entries):
         raise ModelError(f"{path}: hidden_act is {shown(entries['hidden_act'])}, expected 'silu'")
 
 
-def ends(path, entries):
-    """The tokens that end a text: those of generation_config.json, if it names some."""
+def ends(path, entries, ignore):
+    """The tokens that end a text: those of generation_config.json, if it names some. A number that
+    no token has ends none."""
+    V = entries["vocab_size"]
     beside = path.with_name("generation_config.json")
-    more = read_json(beside) if beside.exists() else {}
+    more = read_json(beside) if beside.exists() and "eos_token_id" not in ignore else {}
     if more.get("eos_token_id") is not None:
         path, entries = beside, more
     value = entries.get("eos_token_id")
@@ -195,7 +198,7 @@ def ends(path, entries):
     if not all(type(token) is int for token in tokens):
         raise ModelError(f"{path}: eos_token_id is {shown(value)}, expected a whole number, or a "
                          f"list of them")
-    return tuple(tokens)
+    return tuple(token for token in tokens if 0 <= token < V)
 
 
 def biases(path, family, entries):

@@ -190,15 +190,15 @@ def chosen_table(bounds: Tensor, table: Tensor, N: int, S: int,
 class ChosenPages(PagedCache):
     """A PagedCache whose decode steps load at most `budget` pages of each sequence and layer.
 
-    Steps with more than one new token of a sequence load all. With a budget of all pages, or more,
-    the answers are PagedCache's.
+    Other steps, in which a sequence has no new token or several, load all. With a budget of all
+    pages, or more, the answers are PagedCache's.
     """
 
     budget = 1
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch, ops: Kernels,
                scale: float) -> Tensor:             # (T, H, D), 2 × (T, G, D) -> (T, H, D)
-        if len(q) != len(batch.lens):
+        if (batch.cu_q.diff() != 1).any():
             return super().attend(layer, q, k, v, batch, ops, scale)
         ops.write_kv(k, v, self.k[layer], self.v[layer], batch.slots)
         tables = batch.block_tables.clone()

@@ -2,7 +2,7 @@
 
 T: tokens   H: heads   N: width of q and k   P: width of v   Q: tokens of a chunk   B: sequences
 state: (H, N, P), what is left of the tokens so far   R: states that a server holds, one a request
-a: the share of the state that a token keeps, from 0 to 1; log_a: its logarithm, at most 0
+a: the share of the state that a token keeps, above 0, at most 1; log_a: its logarithm
 A: running sum of log_a from the beginning of a chunk
 A decode step reads and writes the state, 2·H·N·P numbers, for 4·H·N·P FLOPs, however long the text
 is: memory decides. A chunk is products of matrices: Q·(N + P) + 4·N·P FLOPs a token and head.
@@ -128,7 +128,7 @@ def chunked(q: Tensor, k: Tensor, v: Tensor, log_a: Tensor, state: Tensor | None
             Q: int = 64) -> tuple[Tensor, Tensor]:
     """(y (T, H, P), state) in chunks of Q tokens; the last may be shorter. state: None for zeros.
 
-    ValueError for other shapes, and for a log_a above 0 (looked for on the CPU alone).
+    ValueError for other shapes, and for a log_a above 0 or of −∞ (looked for on the CPU alone).
     """
     check("chunked", q, k, v, log_a)
     if state is None:
@@ -148,10 +148,11 @@ def check(name, q, k, v, log_a):
         raise ValueError(f"{name}: q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)} and "
                          f"log_a {tuple(log_a.shape)}, expected (T, H, N) twice, (T, H, P) and "
                          f"(T, H)")
-    if log_a.device.type == "cpu" and (log_a > 0).any():
-        t = int((log_a > 0).any(1).nonzero()[0])
-        raise ValueError(f"{name}: log_a has {float(log_a[t].max()):g} at token {t}, expected at "
-                         f"most 0: a state that grows overflows")
+    if log_a.device.type == "cpu" and (wrong := ~(log_a.isfinite() & (log_a <= 0))).any():
+        t, h = wrong.nonzero()[0].tolist()
+        raise ValueError(f"{name}: log_a has {float(log_a[t, h]):g} at token {t}, expected a finite"
+                         f" number, at most 0: a state that grows overflows, and -inf less -inf is "
+                         f"no number")
 
 
 # ---- the same as a kernel

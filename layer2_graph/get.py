@@ -27,10 +27,11 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 def fetch(name, folder, ignore=()):
     """Put a model's files into a folder; -> the revision. ModelError if it cannot be run.
 
-    An interrupted download is resumed. CourseError if the hub cannot be reached.
+    An interrupted download is resumed. Files of an earlier revision that this one lacks are
+    deleted. CourseError if the hub cannot be reached.
     """
     from huggingface_hub import HfApi, constants, snapshot_download
-    from huggingface_hub.errors import HTTPError, RepositoryNotFoundError
+    from huggingface_hub.errors import HFValidationError, HTTPError, RepositoryNotFoundError
 
     hub = constants.ENDPOINT
     try:
@@ -38,6 +39,10 @@ def fetch(name, folder, ignore=()):
         snapshot_download(name, revision=revision, local_dir=folder, allow_patterns=[CONFIG])
         read_config(folder, ignore)
         snapshot_download(name, revision=revision, local_dir=folder, allow_patterns=list(FILES))
+        remove_others(folder, HfApi().list_repo_files(name, revision=revision))
+    except HFValidationError as error:
+        raise CourseError(f"expected OWNER/NAME by the hub's rules, found {name!r}: "
+                          f"{error}") from None
     except RepositoryNotFoundError:
         raise CourseError(f"{hub} has no model {name}: it does not exist, or needs an account "
                           f"(`hf auth login`) or your consent on its page") from None
@@ -47,6 +52,13 @@ def fetch(name, folder, ignore=()):
                           f"files copied by hand into any folder work too: "
                           f"python -m layer2_graph.generate --model FOLDER") from None
     return revision
+
+
+def remove_others(folder, names):
+    """Delete what the course would read and these names lack: left by an earlier revision."""
+    for path in [path for pattern in FILES for path in folder.glob(pattern)]:
+        if path.name not in names:
+            path.unlink()
 
 
 @app.command()

@@ -83,10 +83,10 @@ class Folder:
     def remove(self, name: str) -> None:
         (self.path / name).unlink(missing_ok=True)
 
-    def lock(self) -> int:
+    def lock(self, name: str = "lock") -> int:
         """Keep other trainings out until this process ends, or the file number is closed.
-        ValueError if one is here"""
-        number = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT)
+        ValueError if one is here.  name: of the lock's file"""
+        number = os.open(self.path / name, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

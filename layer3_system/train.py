@@ -9,6 +9,7 @@ ships: the small model's own weights come from layer2_graph/small/train.py.
 """
 
 import argparse
+import io
 import json
 import math
 import os
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from layer2_graph.config import read_config
+from layer3_system.checkpoint import Folder
 from layer3_system.s30_training import Recompute
 from layer3_system.training.arms import ARMS
 from layer3_system.training.data import Batch, Loader, file_tokens, story_tokens
@@ -38,6 +40,7 @@ EVERY = 10              # steps from one live line to the next
 ROWS = 100              # of the record, about: a longer training has a row for more steps
 STORIES = 7000          # to learn from: all that there are
 JUDGED = 60             # windows of held-out text, at most
+STATE = {"training", "rows", "seconds", "first"}        # what is kept from one call to the next
 
 
 def texts(path: Path | None) -> tuple[Tensor, Tensor]:
@@ -128,31 +131,52 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--recompute", action="store_true", help="layers keep their inputs alone")
     parser.add_argument("--text", type=Path, help="a file in UTF-8, in place of the stories")
     parser.add_argument("--record", type=Path, default=RECORD)
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.steps < 1:
+        parser.error(f"--steps: expected 1 or more, found {options.steps}")
+    return options
 
 
-def save(path: Path, state: dict[str, Any]) -> None:
-    """Write a state; the old one is there until the new one is whole. OSError if it cannot be."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    with open(part, "wb") as file:
-        torch.save(state, file)
-    part.replace(path)
+def save(files: Folder, name: str, state: dict[str, Any]) -> None:
+    """Write a state; the old one is there until the new one is whole and on the disk. OSError if it
+    cannot be."""
+    data = io.BytesIO()
+    torch.save(state, data)
+    part = f"{name}.part"
+    files.write(part, data.getvalue())
+    files.sync(part)
+    files.rename(part, name)
+    files.sync_folder()
 
 
-def train(options: argparse.Namespace, saved: Path) -> None:
+def load(path: Path) -> dict[str, Any]:
+    """What `save` wrote. ValueError where it is damaged, or something else"""
+    try:
+        state = torch.load(path)
+    except OSError:
+        raise
+    except Exception as error:              # by what is damaged: PyTorch, zipfile and pickle raise
+        raise ValueError(f"{path}: expected the state of a training, found a file that torch.load "
+                         f"cannot read ({type(error).__name__}); delete it to begin anew") from None
+    if not isinstance(state, dict) or state.keys() != STATE:
+        raise ValueError(f"{path}: expected the state of a training, found something else; delete "
+                         f"it to begin anew")
+    return state
+
+
+def train(options: argparse.Namespace, files: Folder, saved: Path) -> None:
     """One call's share of a training. saved: where its state is, or will be"""
     text, exam = texts(options.text)
     training = make(options.shape, options.steps, options.arm, options.recompute, text)
     print(training.parts.sources(), file=sys.stderr)
     state: dict[str, Any]
     if saved.exists():
-        state = torch.load(saved)
+        state = load(saved)
         training.restore(state.pop("training"))
     else:
         state = {"rows": [], "seconds": 0.0, "first": perplexity(training.model, exam)}
     go_on(training, state, options.minutes)
-    save(saved, state | {"training": training.state()})
+    save(files, saved.name, state | {"training": training.state()})
     if training.done == options.steps:
         options.record.write_text(json.dumps(record(training, state, exam, options)).replace(
             '{"step"', '\n{"step"') + "\n", "utf-8")
@@ -163,7 +187,9 @@ def main() -> None:
     torch.set_num_threads(1)                # sums in one order: a training that goes on is the same
     saved = STATES / f"{options.shape}-{options.steps}-{options.arm.replace(' ', '_')}.pt"
     try:
-        train(options, saved)
+        files = Folder(STATES)
+        with open(files.lock(f"{saved.stem}.lock")):        # until it is closed
+            train(options, files, saved)
     except (TrainingError, ValueError, OSError) as error:
         raise SystemExit(f"{error}; kept: {saved if saved.exists() else 'nothing'}") from None
 

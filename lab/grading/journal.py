@@ -74,12 +74,13 @@ class Journal:
             with open(self.file, "r+b", buffering=0) as stream:
                 fcntl.flock(stream, fcntl.LOCK_EX)
                 if os.fstat(stream.fileno()).st_size != self.length:
-                    raise CourseError(f"another `lab grade` writes to {self.file}: wait until it "
-                                      f"has ended, then repeat this with --resume")
+                    raise CourseError(f"another `lab grade` has written to {self.file} since this "
+                                      f"one began. Let one of them end, then repeat it with "
+                                      f"--resume")
                 self.write(stream.fileno(), line)
         except OSError as error:
-            raise CourseError(f"cannot write to {self.file}: {error.strerror}. What it has is "
-                              f"kept: go on with --resume") from None
+            raise CourseError(f"cannot write to {self.file}: {error.strerror}. The units in it are "
+                              f"whole: mend that, then go on with --resume") from None
         self.whole += len(line)
 
     def write(self, file, line):

@@ -40,7 +40,9 @@ memory          where addresses lead
 access          one load or store of a wave
 heap            malloc() and free() in a kernel
 system_calls    printf, assert, malloc and free
-barriers        where lanes wait for each other
+barriers        where threads of a block wait for each other
+warp_room       where lanes of a warp wait for each other
+together        lanes of a warp that meet at several instructions of one kind
 grid_sync       grid.sync() of cooperative groups
 tile_sync       sync() of tiles larger than a warp
 in_flight       shared memory that a cp.async is still filling

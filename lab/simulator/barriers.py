@@ -1,9 +1,9 @@
-"""Where lanes wait for each other: block-wide barriers and warp-wide instructions.
+"""Where threads of a block wait for each other.
 
-CUDA demands that every thread of a block reaches the same __syncthreads(), and that every thread
-which a warp mask names reaches the same shuffle. A real GPU hangs, or carries on with wrong values,
-when one does not; here it is an error that says who waits where. A thread that has returned early
-is not waited for: hardware tolerates it, the manual does not promise it, so it is a warning.
+CUDA demands that every thread of a block reaches the same __syncthreads(). A real GPU hangs, or
+carries on with wrong values, when one does not; here it is an error that says who waits where. A
+thread that has returned early is not waited for: hardware tolerates it, the manual does not promise
+it, so it is a warning.
 """
 
 from functools import cached_property
@@ -285,101 +285,6 @@ def turn_of(key):
     turn = np.empty(len(key), np.int64)
     turn[order] = np.arange(len(key)) - start
     return turn
-
-
-class WarpRoom:
-    """Lanes that wait at a .sync instruction for others that their mask names."""
-
-    def __init__(self, scheduler):
-        self.scheduler = scheduler
-        self.wave = scheduler.wave
-        self.waiting = {}                                   # (frame, pc) -> Lanes
-
-    def enter(self, frame, pc, inst, lanes):
-        """-> the lanes whose partners are all here; the others wait."""
-        wave = self.wave
-        if lanes.count == wave.live.count:
-            return lanes
-        if (frame, pc) in self.waiting:
-            lanes = self.waiting.pop((frame, pc)) | lanes
-        wave.enter(frame)
-        wave.select(lanes, True)
-        missing = self.missing(inst, lanes)
-        if not missing.any():
-            return lanes
-        ready, rest = (Lanes(wave.shape, index=lanes.index[chosen])
-                       for chosen in (missing == 0, missing != 0))
-        self.waiting[frame, pc] = rest
-        return ready
-
-    def missing(self, inst, lanes):
-        """Per lane the bits of its mask that name living lanes which are not here (n,)."""
-        wave = self.wave
-        warp = lanes.warp_of
-        alive = wave.live.bits.reshape(-1)[warp]
-        present = lanes.bits.reshape(-1)[warp]
-        mask = wave.per_lane(inst.mask(wave)) if inst.mask else np.uint32(0xFFFFFFFF)
-        return mask & alive & ~present
-
-    def retry(self):
-        """No lane can run. Lanes that have left since are not waited for; all else is an error."""
-        progress = False
-        for (frame, pc), lanes in list(self.waiting.items()):
-            inst = frame.code[pc]
-            self.wave.enter(frame)
-            self.wave.select(lanes, True)
-            missing = self.missing(inst, lanes)
-            if (missing == 0).any():
-                self.check_passed_by(inst, lanes)
-                del self.waiting[frame, pc]
-                self.scheduler.add(frame, pc, lanes, inst)
-                progress = True
-        if not progress:
-            frame, pc = min(self.waiting, key=lambda key: (-key[0].depth, key[1]))
-            inst = frame.code[pc]
-            lanes = self.waiting[frame, pc]
-            self.wave.enter(frame)
-            self.wave.select(lanes, True)
-            missing = self.missing(inst, lanes)
-            self.absent(inst, lanes, missing, self.elsewhere(lanes, missing))
-
-    def elsewhere(self, lanes, missing):
-        """Where the first of the missing lanes waits."""
-        i = int(np.flatnonzero(missing)[0])
-        lane = int(lanes.warp_of[i]) * WARP + (int(missing[i]) & -int(missing[i])).bit_length() - 1
-        room = self.scheduler.barriers
-        if room.waiting[lane]:
-            return f"wait at a barrier in line {line_of(room.inst(lane))}"
-        for (frame, pc), others in self.waiting.items():
-            if np.broadcast_to(others.mask, others.shape).reshape(-1)[lane]:
-                return f"wait in line {line_of(frame.code[pc])}"
-        return "wait elsewhere"
-
-    def check_passed_by(self, inst, lanes):
-        """Lanes that a mask names must not have run on without the instruction."""
-        wave = self.wave
-        left_by = self.scheduler.left_by
-        mask = wave.per_lane(inst.mask(wave)) if inst.mask else np.uint32(0xFFFFFFFF)
-        masks = np.broadcast_to(mask, (lanes.count,))[:, None]
-        named = masks >> np.arange(WARP, dtype=np.uint32) & 1
-        other = lanes.warp_of[:, None] * WARP + np.arange(WARP)             # (n, 32) lane numbers
-        gone = ~np.broadcast_to(wave.live.mask, wave.shape).reshape(-1)
-        i, lane = np.nonzero((named == 1) & gone[other])
-        first = {left_by[other[i[k], lane[k]]]: k for k in reversed(range(len(i)))}
-        for before, k in first.items():
-            if before and not returned_early(before, inst, wave.launch):
-                missing = np.zeros(lanes.count, np.uint32)
-                missing[i[k]] = 1 << lane[k]
-                self.absent(inst, lanes, missing, f"went on to line {line_of(before)}")
-
-    def absent(self, inst, lanes, missing, what):
-        i = int(np.flatnonzero(missing)[0])
-        names = [lane for lane in range(WARP) if int(missing[i]) >> lane & 1]
-        wanted = "the mask of this warp-wide instruction names lanes that do not come" \
-            if inst.mask else f"all lanes of a warp must execute this together ({inst.opcode}.sync)"
-        raise self.wave.launch.error(
-            inst, "mask", f"{wanted}: lane {', '.join(map(str, names))} {what}", self.wave,
-            int(lanes.index[i]))
 
 
 def line_of(inst):

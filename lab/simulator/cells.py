@@ -47,6 +47,17 @@ class Cells:
             self.full_at, self.full = self.last_write, bool(self.writes.all())
         return self.full
 
+    def forget(self, start, end):
+        """These bytes belong to nobody now: what was done to them is no matter to their next owner.
+        """
+        self.look_up(0)
+        part = slice(start >> self.shift, end >> self.shift)
+        self.writes[part] = 0
+        if self.reads is not None:
+            self.reads[part] = 0
+        for cell in [cell for cell in self.told if part.start <= cell < part.stop]:
+            del self.told[cell]
+
     # ---- reads
 
     def list(self, access):
@@ -63,35 +74,12 @@ class Cells:
                 if self.reads is None:
                     self.reads = np.zeros(len(self.writes), np.int64)
                 for place in access.places():
-                    self.remember(access, place)
+                    remember(self.reads, access, place)
                 self.last_read = access.stamp
                 if access.shadow.copies and access.between_blocks:
                     access.shadow.copies.keep_read(self, access)
         self.listed = []
         self.amount = 0
-
-    def remember(self, access, place):
-        """Merge the readers of one step with earlier ones that nothing separates from it."""
-        who = access.who
-        last = self.reads[place]
-        if last.any():
-            live = np.flatnonzero(access.unordered(last))
-            live = live[~access.order.handshake(last[live], access.numbers[live])]
-            if len(live):
-                who = who.copy()
-                who[live] = several(last[live] & WHO, who[live])
-        mine = access.stamp | who
-        self.reads[place] = mine                                    # of several lanes one wins
-        winner = self.reads[place]
-        beaten = np.flatnonzero(winner != mine)
-        if len(beaten):
-            place = place[beaten]
-            who = who[beaten]
-            winner = winner[beaten] & WHO
-            both = several(winner, who)
-            for kind in (both & LANE == SEVERAL_LANES, both & IN_BLOCK == SEVERAL_WARPS,
-                         both == SEVERAL_BLOCKS):
-                self.reads[place[kind]] = access.stamp | both[kind]
 
     # ---- writes
 
@@ -116,8 +104,38 @@ class Cells:
             access.check(self.writes[place], "changed by an atomic", "written")
             if self.reads is not None:
                 access.check(self.reads[place], "changed by an atomic", "read")
-            self.writes[place] = access.stamp | (access.who & ~LANE) | ATOMIC
+            if access.between_blocks:
+                self.writes[place] = access.stamp | (access.who & ~LANE) | ATOMIC
+            else:
+                remember(self.writes, access, place)        # of other warps too: no race as yet
         self.last_write = access.stamp
+
+
+def remember(stamps, access, place):
+    """Merge the lanes of one step with earlier ones that nothing separates from it.
+
+    stamps: of all cells, such as those of their last reads
+    """
+    who = access.who
+    last = stamps[place]
+    if last.any():
+        live = np.flatnonzero(access.unordered(last))
+        live = live[~access.order.handshake(last[live], access.numbers[live])]
+        if len(live):
+            who = who.copy()
+            who[live] = several(last[live] & WHO, who[live])
+    mine = access.stamp | who
+    stamps[place] = mine                                            # of several lanes one wins
+    winner = stamps[place]
+    beaten = np.flatnonzero(winner != mine)
+    if len(beaten):
+        place = place[beaten]
+        who = who[beaten]
+        winner = winner[beaten] & WHO
+        both = several(winner, who)
+        for kind in (both & LANE == SEVERAL_LANES, both & IN_BLOCK == SEVERAL_WARPS,
+                     both == SEVERAL_BLOCKS):
+            stamps[place[kind]] = access.stamp | both[kind]
 
 
 def several(one, other):

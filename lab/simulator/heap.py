@@ -33,5 +33,8 @@ class Heap(Segment):
         """-> was it a block in use?"""
         size = self.sizes.pop(address - self.base, None)
         if size and address - self.base + size == self.end:
+            before = self.end
             self.end = max((s + n for s, n in self.sizes.items()), default=0)
+            if self.cells:
+                self.cells.forget(self.end, before)
         return size is not None

@@ -1,6 +1,7 @@
 """RawKernel and RawModule: launch CUDA C as CuPy does, on a GPU or in the simulator."""
 
 import re
+from operator import index
 from pathlib import Path
 
 from . import nvrtc, ptx, signature, unset, variables
@@ -173,6 +174,10 @@ class RawModule:
             return cuda.launch(self, name, grid, block, args, shared_mem)
         function = self.function(name)
         declared = signature.parameters(self.source, name)
+        threads = block[0] * block[1] * block[2]
+        if 0 < function.most_threads < threads:
+            raise KernelError(f"block {block} has {threads} threads; __launch_bounds__ of `{name}` "
+                              f"allows {function.most_threads}", "argument")
 
         def prepare(run):
             run.parameters = bind(name, run.kernel.parameters, declared, args, run.space)
@@ -218,7 +223,11 @@ def extern_c_blocks(text):
 
 def triple(what, size):
     """An int or up to three of them -> (x, y, z)."""
-    size = (size,) if isinstance(size, int) else tuple(int(n) for n in size)
+    try:
+        size = tuple(index(n) for n in (size if isinstance(size, (tuple, list)) else [size]))
+    except TypeError:
+        raise KernelError(f"{what} {size!r}: expected one to three whole numbers",
+                          "argument") from None
     limits = (2**31 - 1, 65535, 65535) if what == "grid" else (1024, 1024, 64)
     if not 1 <= len(size) <= 3 or min(size) < 1:
         raise KernelError(f"{what} {size}: expected one to three positive sizes", "argument")

@@ -32,7 +32,8 @@ class Segment:
         self.opaque = False                         # structs of a library: members may lack a value
         self.number = 0
         self.views = {}
-        self.cells = None                           # what the race detector knows of it
+        self.cells = None                           # what the race detector knows of it,
+        self.first_cell = 0                         # and where its own cells begin there
 
     @property
     def base(self):

@@ -12,6 +12,7 @@ does each label: inline PTX with a loop is inlined many times.
 import re
 import struct
 from dataclasses import dataclass, field
+from math import prod
 from typing import NamedTuple
 
 from .dtypes import SIZES
@@ -112,6 +113,7 @@ class Function:
     labels: dict = field(default_factory=dict)          # label -> pc
     branch_targets: dict = field(default_factory=dict)  # label of a .branchtargets -> labels
     mentions: set = field(default_factory=set)          # names in its instructions
+    most_threads: int = 0                               # of a block, by __launch_bounds__; 0: any
 
 
 @dataclass(slots=True, eq=False)
@@ -141,6 +143,7 @@ VARIABLE = re.compile(
     r"((?:\.\w+(?:\([^)]*\))?(?:\s+\d+)?\s*)*?)\.(" + "|".join(SIZES) + r")\s+"
     r"(?:\.ptr\s*(?:\.(?:global|shared|const|local|generic)\s*)?(?:\.align\s+\d+\s*)?)?"
     r"(" + NAME + r")\s*(?:\[\s*(\d*)\s*\])?\s*(?:=\s*(.*))?$", re.S)
+MOST_THREADS = re.compile(r"\.maxntid\s+([\d,\s]+)")
 HEADER = re.compile(
     r"[\s\S]*?\.(entry|func)\s*(?:\(([^)]*)\)\s*)?(" + NAME + r")\s*(?:\(([^)]*)\))?([\s\S]*)$")
 
@@ -259,6 +262,8 @@ class _Parser:
     def header(self, text):
         match = HEADER.match(text)
         function = Function(match[3], match[1] == "entry")
+        if bounds := MOST_THREADS.search(match[5]):
+            function.most_threads = prod(int(n) for n in re.findall(r"\d+", bounds[1]))
         function.results = [self.variable(p, "param") for p in split_commas(match[2] or "")]
         function.parameters = [self.variable(p, "param") for p in split_commas(match[4] or "")]
         offset = 0

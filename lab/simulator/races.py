@@ -151,14 +151,35 @@ class Shadow(Events):
         return cells.told, access.numbers, access.first_place, access.inst.modifiers
 
     def cells(self, wave, segment):
-        """One shadow for an array that is given as two arguments."""
-        for other in wave.launch.space.segments if segment.cells is None else ():
-            if other.cells is not None and other.length == segment.length and \
-                    other.bytes.ctypes.data == segment.bytes.ctypes.data:
-                segment.cells = other.cells
         if segment.cells is None:
-            segment.cells = Cells(-(-segment.length // self.global_cell), self.global_cell)
+            give_cells(segment, wave.launch.space.segments, self.global_cell)
         return segment.cells
+
+
+def give_cells(segment, segments, size):
+    """Arguments that share memory share a shadow of cells of this size: an array that is given
+    twice, or parts of one that overlap."""
+    place = {other: other.bytes.ctypes.data for other in segments}
+    start = place[segment]
+    end = start + segment.length
+    for other in segments:
+        first = place[other] - other.first_cell * size
+        if other.cells and first <= start and end <= first + len(other.cells.writes) * size and (
+                start - first) % size == 0:
+            segment.cells = other.cells
+            segment.first_cell = (start - first) // size
+            return
+    group = []
+    while more := [other for other in segments if other.cells is None and other not in group
+                   and place[other] < end and place[other] + other.length > start
+                   and (place[other] - start) % size == 0]:
+        group += more
+        start = min(place[other] for other in group)
+        end = max(place[other] + other.length for other in group)
+    cells = Cells(-(-(end - start) // size), size)
+    for other in group or [segment]:
+        other.cells = cells
+        other.first_cell = (place[other] - start) // size
 
 
 class Access:
@@ -240,8 +261,12 @@ class Access:
         of a Triton kernel keeps copies of a value, which may differ in the last bit."""
         differ = values.differ(cell, self.cell)
         if self.wave.launch.keeps_copies:
-            differ &= theirs >> BLOCK_SHIFT & MOST_BLOCKS != self.who >> BLOCK_SHIFT
+            differ &= ~self.copies_of_one(theirs)
         return differ
+
+    def copies_of_one(self, theirs):
+        """Do these stamps and mine stand for copies of one value of a Triton program? (n,)"""
+        return theirs >> BLOCK_SHIFT & MOST_BLOCKS == self.who >> BLOCK_SHIFT
 
     def judge(self, lanes, last, mine, theirs, cell):
         """Lanes with an unordered access: no race, a warning or an error?"""
@@ -369,7 +394,21 @@ class GlobalAccess(Access):
 
     @cached_property
     def first_place(self):
-        return self.offset >> self.segment.cells.shift
+        return (self.offset >> self.segment.cells.shift) + self.segment.first_cell
+
+    def copies_of_one(self, theirs):
+        """Whole numbers have no last bit: two that one line of a program writes to one place are
+        two values."""
+        copies = super().copies_of_one(theirs)
+        if self.segment.element.startswith(("int", "uint")):
+            steps, which = np.unique(theirs >> WHO_BITS, return_inverse=True)
+            copies &= ~np.array([self.same_line(step) for step in steps])[which]
+        return copies
+
+    def same_line(self, step):
+        """Is this step a store of the line that I am in?"""
+        inst = self.order.history[step]
+        return inst is not None and inst.location == self.inst.location
 
     def verdict(self, theirs, apart):
         plain = self.plain, is_plain(theirs)

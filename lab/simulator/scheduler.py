@@ -14,13 +14,14 @@ import numpy as np
 
 from . import instructions  # noqa: F401  (fills the table of opcodes)
 from .access import SeveralSegments
-from .barriers import BarrierRoom, WarpRoom
+from .barriers import BarrierRoom
 from .decode import ALU, BARRIER, BRANCH, BRANCH_TABLE, CALL, WARP_SYNC, decode
 from .errors import Unsupported
 from .lanes import WARP
 from .series import series_of
 from .timeline import Timeline
 from .uses import last_uses
+from .warp_room import WarpRoom
 from .wave import Frame
 
 PATIENCE = 64               # jumps back before other groups get a turn

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 class Parameter(NamedTuple):
     name: str
-    type: str               # without const, __restrict__ and the like: "float", "int", "T"
-    pointer: bool
+    type: str               # without const, __restrict__ and the like: "float", "int", "float*"
+    pointer: bool           # to this type
 
 
 POINTEES = {                # C element type -> numpy dtypes that it may be given
@@ -40,14 +40,26 @@ def strip_comments(source):
 
 @lru_cache(maxsize=512)                     # a launch on a GPU takes less time than reading them
 def parameters(source, name):
-    """C parameters of the kernel `name`, or None where the source does not show them (a macro)."""
+    """C parameters of the kernel `name`, "scale" or "scale<float>", or None where the source
+    does not show them (a macro)."""
     base = re.split(r"[<(]", name)[0].split("::")[-1].strip()
+    given = split_top(name[name.find("<") + 1:name.rfind(">")]) if "<" in name else []
     text = strip_comments(source)
     for match in re.finditer(r"__global__[^;{}]*?\b" + re.escape(base) + r"\s*\(", text, re.S):
         inner = text[match.end():closing(text, match.end())]
-        return tuple(parameter(part) for part in split_top(inner)
+        names = template_names(re.split("[;{}]", text[:match.start()])[-1])
+        types = dict(zip(names, given, strict=False))
+        return tuple(parameter(part, types) for part in split_top(inner)
                      if part.strip() not in ("", "void"))
     return None
+
+
+def template_names(before):
+    """The names of a template's parameters. before: what stands between the declaration and the end
+    of the last one"""
+    match = re.search(r"\btemplate\s*<(.*)>", before, re.S)
+    return [re.findall(r"\w+", part.split("=")[0])[-1] for part in split_top(match[1])
+            if part.strip()] if match else []
 
 
 def closing(text, start):
@@ -72,11 +84,14 @@ def split_top(text):
     return [*parts, text[start:]]
 
 
-def parameter(text):
+def parameter(text, types):
+    """types: {name: what a template has it stand for}"""
     text = QUALIFIERS.sub(" ", text.split("=")[0])
-    pointer = "*" in text or "[" in text
+    for name, own in types.items():
+        text = re.sub(rf"\b{name}\b", own.strip(), text)
+    stars = text.count("*") + ("[" in text and "(" not in text)
     text = re.sub(r"\[[^\]]*\]", "", text).replace("*", " ").replace("&", " ")
     words = re.findall(r"[\w:]+(?:<[^>]*>)?", text)
     kind = " ".join(words[:-1]) if len(words) > 1 else " ".join(words)
     kind = re.sub(r"^(unsigned (?:long long|long|short)|long long|long|short) int$", r"\1", kind)
-    return Parameter(words[-1] if words else "?", kind, pointer)
+    return Parameter(words[-1] if words else "?", kind + "*" * (stars - 1), stars > 0)

@@ -6,9 +6,10 @@ import struct
 import numpy as np
 
 from .heap import Heap
-from .memory import LOCAL_WINDOW, OFFSET_BITS, SEGMENT_SHIFT
+from .memory import LOCAL_WINDOW, OFFSET_BITS, SEGMENT_SHIFT, SHARED_WINDOW
 
-CONVERSION = re.compile(r"%%|%[-+ #0]*(?:\d+|\*)?(?:\.\d+)?(hh|h|ll|l|z|t|j)?([diouxXeEfFgGaAcsp])")
+CONVERSION = re.compile(r"%%|%([-+ #0]*)(\d+|\*|)(\.(?:\d+|\*|)|)(hh|h|ll|l|z|t|j|)"
+                        r"([diouxXeEfFgGaAcsp])")
 
 
 def argument(wave, name, dtype=np.uint64):
@@ -23,56 +24,92 @@ def give(wave, name, values):
     memory[wave.lanes.index, wave.frame.local[name] // values.dtype.itemsize] = values
 
 
-def text_at(wave, address):
-    """The C string at a generic address."""
+def memory_at(wave, lane, address):
+    """(the memory that a generic address names for this lane, the byte in it)"""
+    window, start = address >> SEGMENT_SHIFT, address & OFFSET_BITS
+    if window == LOCAL_WINDOW:
+        return wave.local_memory(np.dtype(np.uint8))[lane], start
+    if window == SHARED_WINDOW:
+        return wave.shared[lane // wave.shape[1]], start
     segment = wave.launch.space.find(address)
-    start = int(address) - segment.base
-    return bytes(segment.bytes[start:]).split(b"\0")[0].decode(errors="replace")
+    return (segment.bytes, address - segment.base) if segment else (b"", 0)
+
+
+def text_at(wave, inst, lane, address):
+    """The C string at a generic address, as this lane sees it."""
+    if not address:
+        return "(null)"
+    memory, start = memory_at(wave, lane, address)
+    if not 0 <= start < len(memory):
+        raise wave.launch.error(inst, "out_of_bounds", f"printf: no text lies at 0x{address:x}",
+                                wave, lane)
+    return bytes(memory[start:]).split(b"\0")[0].decode(errors="replace")
 
 
 def vprintf(wave, inst, results, arguments):
-    """printf(format, arguments): the arguments lie packed in local memory."""
-    formats, buffers = (argument(wave, name) for name in arguments)
+    """printf(format, arguments) -> how many arguments the format takes. They lie packed in local
+    memory."""
+    formats, buffers = (argument(wave, name).tolist() for name in arguments)
     local = wave.local_memory(np.dtype(np.uint8))
-    for lane, fmt, buffer in zip(wave.lanes.index, formats, buffers, strict=True):
-        place = int(buffer) & OFFSET_BITS if int(buffer) >> SEGMENT_SHIFT == LOCAL_WINDOW else 0
-        wave.launch.output.append(format_text(wave, text_at(wave, fmt), local[lane], place))
+    counts = []
+    for lane, fmt, buffer in zip(wave.lanes.index.tolist(), formats, buffers, strict=True):
+        place = buffer & OFFSET_BITS if buffer >> SEGMENT_SHIFT == LOCAL_WINDOW else 0
+        packed = Packed(local[lane], place)
+        text = format_text(text_at(wave, inst, lane, fmt), packed,
+                           lambda address, lane=lane: text_at(wave, inst, lane, address))
+        wave.launch.output.append(text)
+        counts.append(packed.taken)
     if results:
-        give(wave, results[0], np.zeros(len(formats), np.uint32))
+        give(wave, results[0], np.array(counts, np.uint32))
 
 
-def format_text(wave, fmt, memory, place):
-    """C's format with arguments of 4 or 8 bytes, each aligned to its size."""
+class Packed:
+    """The arguments behind a format, of 4 or 8 bytes, each aligned to its size."""
+
+    def __init__(self, memory, place):
+        self.memory = memory                                # uint8
+        self.place = place
+        self.taken = 0
+
+    def take(self, size):
+        start = -(-self.place // size) * size
+        self.place = start + size
+        self.taken += 1
+        return self.memory[start:start + size].tobytes().ljust(size, b"\0")
+
+    def number(self, text):
+        """A width or a precision; * has it among the arguments."""
+        return str(int.from_bytes(self.take(4), "little", signed=True)) if text == "*" else text
+
+
+def format_text(fmt, packed, text_of):
+    """C's format. text_of: the text at an address"""
     def convert(match):
-        nonlocal place
         if match[0] == "%%":
             return "%"
-        length, kind = match.groups()
-        size = 8 if kind in "eEfFgGaAsp" or length in ("l", "ll", "z", "t", "j") else 4
-        place = -(-place // size) * size
-        raw = memory[place:place + size].tobytes()
-        place += size
-        spec = match[0].replace(length or "", "", 1) if length else match[0]
+        flags, width, precision, length, kind = match.groups()
+        spec = "%" + flags + packed.number(width)
+        if precision and not (least := packed.number(precision[1:])).startswith("-"):
+            spec += "." + least
+        raw = packed.take(8 if kind in "eEfFgGaAsp" or length in ("l", "ll", "z", "t", "j") else 4)
         if kind in "eEfFgGaA":
             value, = struct.unpack("<d", raw)
-            return value.hex() if kind in "aA" else spec % value
+            return value.hex() if kind in "aA" else (spec + kind) % value
         number = int.from_bytes(raw, "little", signed=kind in "di")
-        if kind == "s":
-            return spec % text_at(wave, number)
-        if kind == "p":
-            return f"0x{number:x}"
-        if kind == "c":
-            return chr(number & 0xFF)
-        return (spec[:-1] + "d" if kind == "u" else spec) % number
+        if kind in "spc":
+            text = {"s": text_of, "p": "0x{:x}".format, "c": lambda n: chr(n & 0xFF)}[kind](number)
+            return (spec + "s") % text
+        return (spec + kind.replace("u", "d")) % number
     return CONVERSION.sub(convert, fmt)
 
 
 def assert_fail(wave, inst, results, arguments):
-    message = argument(wave, arguments[0])
+    message = argument(wave, arguments[0]).tolist()
     line = argument(wave, arguments[2], np.uint32)
-    raise wave.launch.error(inst, "assert",
-                            f"assertion `{text_at(wave, message[0])}` failed in line {line[0]}",
-                            wave, int(wave.lanes.index[0]), also=len(message))
+    lane = int(wave.lanes.index[0])
+    raise wave.launch.error(
+        inst, "assert", f"assertion `{text_at(wave, inst, lane, message[0])}` failed in line "
+                        f"{line[0]}", wave, lane, also=len(message))
 
 
 def heap_of(launch):

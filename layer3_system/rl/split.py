@@ -6,7 +6,7 @@ from those of the step before.
 W: all ranks   writers: ranks 0 to W/2 - 1, with an engine   learners: the other ranks
 Nothing goes through a file. Answers travel as JSON. Weights travel from bands of rows, as learners
 keep them, to the layout of serving, by the plan of s32. The loop is for two ranks: one writes, one
-learns. Weights are delivered between halves of any size.
+learns. Weights are delivered between larger halves too, of at most one rank for each kv head.
 """
 
 import json
@@ -24,6 +24,7 @@ from layer2_graph.models import SMALL
 from layer3_system.rl.layout import Piece, Place, matrices, moved, part, serving_layout, window
 from layer3_system.rl.loop import Learning, Options, Parts, UpdateRecord
 from layer3_system.rl.roles import Answer, Rollout
+from layer3_system.s22_tensor_parallel import check_ranks
 from layer3_system.s32_rl_placement import apply_plan, reshard_plan
 
 NOTHING: Place = (0, 0), (0, 0)
@@ -41,8 +42,13 @@ def half(W: int) -> int:
 
 
 def delivery(m: Config, W: int) -> dict[str, list[Piece]]:
-    """{weight: the plan by which it goes from the learners to the writers}"""
+    """{weight: the plan by which it goes from the learners to the writers}. ValueError where they
+    cannot share the model"""
     n = half(W)
+    check_ranks(m, n)
+    if n > m.G:
+        raise ValueError(f"placement split: expected at most {m.G} ranks that write, one for each "
+                         f"kv head, found {n}: each head would lie on several")
     return {name: [(n + source, target, place) for source, target, place
                    in reshard_plan(shape, "fsdp", serving_layout(name), n)]
             for name, shape in matrices(m).items()}

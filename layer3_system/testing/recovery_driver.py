@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from layer3_system.s31_fault_tolerance import Saver, capture, restore
-from layer3_system.training.run import Run
+from layer3_system.training.run import Run, ShardedRun
 
 PARTS = "weights", "m", "v"
 
@@ -42,6 +42,11 @@ def resumed(before: int, between: int, after: int) -> dict[str, Any]:
     start = copied(other)
     return {"straight": straight, "losses": other.train(after), "then": then,
             "later": copied(first), "restored": start}
+
+
+def losses_of(B: int, steps: int) -> list[float]:
+    """Of a training of B sequences a step, shared by all ranks."""
+    return ShardedRun(B=B).train(steps)
 
 
 class Job(Future):

@@ -129,7 +129,8 @@ class ShardedRun:
         weights = list(self.model.weights.values())
         for w in weights:
             w.grad = None
-        loss = self.model.loss_sum(own)[0] / whole.tokens.numel()
+        loss = (self.model.loss_sum(own)[0] / whole.tokens.numel() if len(own.tokens)
+                else sum(0 * w.sum() for w in weights))     # more ranks than sequences: no loss
         loss.backward()
         total = loss.detach().reshape(1)
         dist.all_reduce(total)

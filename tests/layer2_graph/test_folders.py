@@ -340,7 +340,7 @@ def test_no_text_is_cut_or_padded_as_when_the_tokenizer_was_saved(folder):
 
 @pytest.mark.parametrize("more, ends", [
     ({"eos_token_id": [1, 7]}, (1, 7)), ({"eos_token_id": 7}, (7,)), ({"eos_token_id": None}, (2,)),
-    ({"max_length": 20}, (2,))])
+    ({"max_length": 20}, (2,)), ({"eos_token_id": [1, 40, -1, 10 ** 9]}, (1,))])
 def test_a_text_ends_as_generate_ends_it(folder, more, ends):
     config = json.loads((folder / "config.json").read_text())
     write(folder / "config.json", config | {"eos_token_id": 2})
@@ -349,7 +349,9 @@ def test_a_text_ends_as_generate_ends_it(folder, more, ends):
     if more.get("eos_token_id") is not None:
         transformers = pytest.importorskip("transformers", reason="transformers is not installed")
         theirs = transformers.GenerationConfig.from_pretrained(folder).eos_token_id
-        assert ends == tuple(theirs if isinstance(theirs, list) else [theirs])
+        theirs = theirs if isinstance(theirs, list) else [theirs]
+        assert ends == tuple(token for token in theirs if token in range(40))
+    assert read_config(folder, ["eos_token_id"]).ends == ()
     write(folder / "generation_config.json", {"eos_token_id": "7"})
     with pytest.raises(ModelError, match="generation_config.json: eos_token_id is '7'"):
         read_config(folder)
@@ -421,6 +423,19 @@ def test_a_template_may_use_what_transformers_gives_it(folder):
         own.chat(talk[1:])
 
 
+@pytest.mark.parametrize("entries", [
+    {}, {"bos_token": "4"}, {"added_tokens_decoder": {}, "bos_token": "4", "eos_token": "5"}])
+def test_marks_lie_in_a_file_of_their_own_in_older_folders(folder, entries):
+    transformers = pytest.importorskip("transformers")
+    tokenizer(folder, 256, chat_template="{{ bos_token }}0{{ eos_token }}", **entries)
+    write(folder / "config.json", ENTRIES | {"vocab_size": 256})
+    write(folder / "special_tokens_map.json", {"bos_token": {"content": "1"}, "eos_token": "2"})
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    own = Tokenizer(folder, read_config(folder))
+    want = theirs.apply_chat_template([{"role": "user", "content": ""}], tokenize=False)
+    assert own.decode(own.chat([])) == want == ("405" if len(entries) > 1 else "102")
+
+
 NAMED = [{"name": "tool_use", "template": "2"},
          {"name": "default", "template": "{{ messages[0].content }}{{ eos_token }}"}]
 
@@ -458,7 +473,7 @@ def test_templates_of_which_none_can_be_taken(folder, template, says):
 @pytest.mark.parametrize("prepare, says", [
     (lambda folder: None, "tokenizer.json is missing"),
     (lambda folder: (folder / "tokenizer.json").write_text("{}"), "is not a tokenizer"),
-    (lambda folder: tokenizer(folder, 41), "has a token number 40, expected numbers below")])
+    (lambda folder: tokenizer(folder, 41), "has a token number 40, 'I', expected numbers ")])
 def test_a_tokenizer_that_does_not_fit(folder, prepare, says):
     prepare(folder)
     with pytest.raises(ModelError, match=says):
@@ -472,8 +487,22 @@ def test_a_tokenizer_with_gaps(folder):
     entries = json.loads(path.read_text())
     entries["model"]["vocab"]["~"] = 50
     write(path, entries)
-    with pytest.raises(ModelError, match="has a token number 50, expected numbers below"):
+    with pytest.raises(ModelError, match="has a token number 50, '~', expected numbers below"):
         Tokenizer(folder, read_config(folder))
+
+
+def test_a_token_that_was_added_beyond_the_embedding(folder):
+    """As in transformers: only a text that has it is refused."""
+    tokenizer(folder, 40, chat_template="{{ messages[0].content }}")
+    own = Tokenizer(folder, read_config(folder))
+    own.own.add_tokens(["<more>"])
+    own.own.save(str(folder / "tokenizer.json"))
+    own = Tokenizer(folder, read_config(folder))
+    assert own.decode(own.encode("0123")) == "0123"
+    for tokens in (lambda: own.encode("01<more>"), lambda: own.chat([{"content": "<more>"}])):
+        with pytest.raises(ModelError, match="the text has a token number 40, '<more>', expected "
+                                             "numbers below the model's 40"):
+            tokens()
 
 
 def test_no_chat_template(folder):

@@ -349,8 +349,10 @@ def test_chosen_pages_are_those_of_the_oracle(rng):
         assert torch.allclose(got[h].double(), want, atol=1e-6), h
 
 
-@pytest.mark.parametrize("budget, equal", [(8, True), (1, False)])
-def test_a_budget_of_all_pages_changes_nothing(budget, equal):
+@pytest.mark.parametrize("budget, step, equal", [
+    (8, [[7], [8]], True), (1, [[7], [8]], False), (1, [[7, 8], []], True)])
+def test_a_budget_of_all_pages_changes_nothing(budget, step, equal):
+    """Nor does a small one in a step that is no decode step, though it has a token a sequence."""
     from layer2_graph import ChosenPages, PagedCache, load
     from layer2_graph.models import SMALL
 
@@ -360,7 +362,7 @@ def test_a_budget_of_all_pages_changes_nothing(budget, equal):
         cache = kind(model.config, 2, 128)
         cache.budget = budget
         model.forward(cache.step([list(range(5, 105)), list(range(40, 60))]), cache)
-        results.append(model.forward(cache.step([[7], [8]]), cache))
+        results.append(model.forward(cache.step(step), cache, every=True))
     assert torch.equal(*results) == equal
 
 

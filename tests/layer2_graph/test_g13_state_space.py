@@ -449,12 +449,15 @@ def test_ssd_torch_packs(subject, agree, rng):
 
 def test_what_is_refused(subject, rng):
     q, k, v, log_a, state = (torch.from_numpy(x).float() for x in arrays(rng, 9, 2, 16, 16))
-    high = log_a.clone()
-    high[4, 1] = 0.3
+    high, none, unknown = (log_a.clone() for _ in range(3))
+    high[4, 1], none[3, 0], unknown[2, 1] = 0.3, -torch.inf, torch.nan
     cu_q, seats = torch.tensor([0, 9], dtype=torch.int32), torch.tensor([0])
     for call, says in (
-            (lambda: subject.chunked(q, k, v, high), "log_a has 0.3 at token 4, expected at most "
-                                                     "0: a state that grows overflows"),
+            (lambda: subject.chunked(q, k, v, high), "log_a has 0.3 at token 4, expected a finite "
+                                                     "number, at most 0"),
+            (lambda: subject.chunked(q, k, v, none), "log_a has -inf at token 3, expected a "),
+            (lambda: subject.ssd(q, k, v, unknown, cu_q, state[None], seats),
+             "log_a has nan at token 2, expected a "),
             (lambda: subject.chunked(q, k[:, :1], v, log_a), "k (9, 1, 16)"),
             (lambda: subject.ssd(q, k, v, log_a, cu_q, state[None, :, :8], seats),
              "state (2, 8, 16), expected (H, N, P) = (2, 16, 16)"),

@@ -4,6 +4,7 @@ import hashlib
 import http.server
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -13,9 +14,12 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+from safetensors.torch import load, save
 
 from lab.course import ROOT
 from lab.terminal import main
+from layer2_graph.checkpoint import read_weights
+from layer2_graph.config import read_config
 from layer2_graph.get import app
 
 SMALL = ROOT / "layer2_graph" / "small"
@@ -29,10 +33,12 @@ class Hub(http.server.BaseHTTPRequestHandler):
 
     Weights lie elsewhere, so it first gives their ETag and redirects to /elsewhere/.
     server.closed: (status, headers) of its answer about files, if it gives none away
+    server.revision: of all models
     """
 
     def do_GET(self):
         path, models = unquote(self.path.partition("?")[0]), self.server.models
+        revision = self.server.revision
         if path.startswith("/elsewhere/"):
             name, _, file = path.removeprefix("/elsewhere/").partition("//")
             self.server.redirected.append(file)
@@ -44,10 +50,10 @@ class Hub(http.server.BaseHTTPRequestHandler):
                      "oid": hashlib.sha1(content).hexdigest()}
                     for file, content in files.items()]).encode())
             if path.startswith(f"/api/models/{name}"):
-                return self.answer(json.dumps({"id": name, "sha": REVISION, "siblings": [],
+                return self.answer(json.dumps({"id": name, "sha": revision, "siblings": [],
                                                "private": False, "tags": []}).encode())
-            if path.startswith(f"/{name}/resolve/{REVISION}/"):
-                file = path.removeprefix(f"/{name}/resolve/{REVISION}/")
+            if path.startswith(f"/{name}/resolve/{revision}/"):
+                file = path.removeprefix(f"/{name}/resolve/{revision}/")
                 self.server.fetched.append(file)
                 if self.server.closed:
                     return self.answer(b"{}", *self.server.closed)
@@ -64,7 +70,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
 
     def answer(self, content, status=200, headers=()):
         self.send_response(status)
-        for name, value in {"Content-Length": len(content), "X-Repo-Commit": REVISION,
+        for name, value in {"Content-Length": len(content), "X-Repo-Commit": self.server.revision,
                             "ETag": f'"{hashlib.sha1(content).hexdigest()}"',
                             "Content-Type": "application/json", **dict(headers)}.items():
             self.send_header(name, str(value))
@@ -90,9 +96,10 @@ def get(hub, tmp_path):
     """get(words, files=…) -> (the finished process, the model's folder)"""
     hub.fetched, hub.redirected = [], []
 
-    def one(*words, files=None, endpoint=None, most=None, closed=None):
+    def one(*words, files=None, endpoint=None, most=None, closed=None,
+            revision=REVISION):
         hub.models, hub.most = {"somebody/a-model": files or {}}, most
-        hub.closed = closed
+        hub.closed, hub.revision = closed, revision
         done = subprocess.run(
             [sys.executable, "-m", "layer2_graph.get", *words], cwd=ROOT, capture_output=True,
             text=True, env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path),
@@ -107,7 +114,7 @@ def files(**others):
     found = {path.name: path.read_bytes() for path in SMALL.iterdir() if path.name in WANTED}
     found |= {"README.md": b"#", "pytorch_model.bin": b"x", "consolidated.safetensors": b"x",
               "original/params.json": b"{}"}
-    found |= {name.replace("_json", ".json").replace("_safetensors", ".safetensors"): content
+    found |= {re.sub("_(?=(json|safetensors|jinja)$)", ".", name): content
               for name, content in others.items()}
     return {name: content for name, content in found.items() if content is not None}
 
@@ -136,6 +143,26 @@ def test_a_model_that_cannot_be_run_costs_no_weights(get, hub, others, says):
     done, folder = get("somebody/a-model", files=files(**others))
     one_line(done, says)
     assert set(hub.fetched) <= {"config.json"}
+
+
+def test_a_later_revision_leaves_nothing_of_the_earlier_one(get):
+    """Its weights lie in shards, and it has no template; the reader's own files stay."""
+    small = files(chat_template_jinja=b"{{ messages }}")
+    _, folder = get("somebody/a-model", files=small)
+    (folder / "notes.md").write_bytes(b"mine")
+    assert (folder / "chat_template.jinja").exists()
+    shard = "model-00001-of-00001.safetensors"
+    names = load(small["model.safetensors"])
+    index = json.dumps({"weight_map": dict.fromkeys(names, shard)}).encode()
+    later = files(model_safetensors=None) | {
+        shard: save({name: 2 * w for name, w in names.items()}),
+        "model.safetensors.index.json": index}
+    done, _ = get("somebody/a-model", files=later, revision=REVISION[::-1])
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in folder.iterdir() if path.is_file()} == (
+        WANTED - {"model.safetensors"} | {shard, "model.safetensors.index.json", "notes.md"})
+    norm = "model.norm.weight"
+    assert read_weights(folder, read_config(folder))[norm].equal(2 * names[norm])
 
 
 def test_an_entry_that_is_not_implemented_is_refused_unless_it_is_to_be_ignored(get, hub):
@@ -180,6 +207,12 @@ def test_a_name_that_is_none(monkeypatch, capsys, word):
     assert done.value.code == 2
     assert capsys.readouterr() == ("", "get: expected OWNER/NAME, such as "
                                    f"HuggingFaceTB/SmolLM2-135M; found {word!r}\n")
+
+
+@pytest.mark.parametrize("word", ["a/b--c", "a/b.git", "a/b-", "a/b..c", "a/" + 100 * "b"])
+def test_a_name_that_the_hub_does_not_allow(get, hub, word):
+    one_line(get(word)[0], f"expected OWNER/NAME by the hub's rules, found {word!r}: ")
+    assert not hub.fetched
 
 
 def test_no_network(get):

@@ -13,7 +13,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from lab import device
+from lab import course, device
+from lab.judge.candidate import reference
+from lab.judge.isolate import running
 from layer3_system import elastic
 from layer3_system.bench import kills, stall
 from layer3_system.checkpoint import (
@@ -35,6 +37,8 @@ from layer3_system.training.group import GlooGroup
 from layer3_system.training.loop import TrainingError
 from layer3_system.training.resume import choose, fault, pieces, read_state
 from layer3_system.training.run import Run, ShardedRun
+
+DRIVER = "layer3_system.testing.recovery_driver"
 
 
 def checkpoint(step: int, data: list[bytes]) -> dict[str, bytes]:
@@ -248,6 +252,14 @@ def test_a_job_goes_on_where_its_last_checkpoint_is(alone, tmp_path, asynchronou
     other.train(12, 3, tmp_path / "second.txt")
     assert losses(tmp_path / "second.txt") == losses(tmp_path / "first.txt")[6:]
     assert last_good(files) == 12
+
+
+def test_ranks_without_a_sequence_learn_with_the_others(alone):
+    lesson = course.find("s31_fault_tolerance")
+    right = ShardedRun(B=2).train(4)
+    with running(lesson, reference(lesson).sources) as subject:
+        run = subject.ranks(f"{DRIVER}:losses_of", [(2, 4)] * 3)
+    assert run.results == [pytest.approx(right, rel=1e-5)] * 3
 
 
 def test_a_loss_that_is_no_number_is_not_saved(alone, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -187,6 +188,13 @@ def test_ranks_without_two_halves_are_refused(W):
     with pytest.raises(ValueError, match=f"placement split: expected an even number of ranks, 2 or "
                                          f"more, found {W}"):
         delivered_bytes(SHAPE, W)
+
+
+def test_more_writers_than_heads_are_refused():
+    """Serving has each head on several ranks then, and training's plan has each number once."""
+    with pytest.raises(ValueError, match="placement split: expected at most 2 ranks that write, "
+                                         "one for each kv head, found 4"):
+        delivered_bytes(replace(SHAPE, H=4, V=32), 8)
 
 
 # ---- layouts

@@ -169,7 +169,7 @@ def test_its_keys_are_those_of_a_fresh_prompt(lengths):
     (request,) = e.submit([5, 9, 12], SamplingParams(max_tokens=200, ignore_eos=True))
     for _ in range(50):
         e.step()
-    assert 5 < drafter.hits[1] < drafter.drafts
+    assert (5 if lengths else 10) < drafter.hits[1] < drafter.drafts
     while drafter.propose([request]) == [[]]:
         pass
     shadow = drafter.shadows[request]

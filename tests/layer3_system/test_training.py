@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -235,19 +236,65 @@ def test_the_command_keeps_the_last_state_where_a_loss_is_no_number(tmp_path, co
 
 
 def test_the_command_keeps_the_last_state_where_the_disk_is_full(tmp_path, command, monkeypatch):
-    def save(state, file):
-        file.write(b"the first bytes")
+    def write(self, name, data):
+        (self.path / name).write_bytes(data[:len(data) // 2])
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(train, "perplexity", lambda *_: 61.0)
     command("--minutes", "0")
     saved = tmp_path / "states" / STATE
     before = saved.read_bytes()
-    monkeypatch.setattr(torch, "save", save)
+    monkeypatch.setattr(train.Folder, "write", write)
     with pytest.raises(SystemExit, match=f"No space left on device; kept: .*{STATE}"):
         command()
     assert saved.read_bytes() == before
     assert not (tmp_path / "record.json").exists()
+
+
+def test_two_calls_do_not_train_the_same(tmp_path, command, monkeypatch):
+    """Another training may go on beside it."""
+    monkeypatch.setattr(train, "perplexity", lambda *_: 61.0)
+    command("--minutes", "0")
+    files = train.Folder(tmp_path / "states")
+    before = (tmp_path / "states" / STATE).read_bytes()
+    lock = files.lock(Path(STATE).stem + ".lock")
+    with pytest.raises(SystemExit, match=rf"the training of process {os.getpid()} writes here, "
+                                         rf"expected no other; kept: .*{STATE}"):
+        command()
+    assert (tmp_path / "states" / STATE).read_bytes() == before
+    command("--arm", "bf16 weights", "--minutes", "0")
+    os.close(lock)
+    command()
+    assert (tmp_path / "record.json").exists()
+
+
+@pytest.mark.parametrize("damage", [
+    lambda data: b"", lambda data: data[:len(data) // 2], lambda data: b"hello",
+    lambda data: data[:1000] + bytes([data[1000] ^ 255]) + data[1001:]])
+def test_a_damaged_state_is_refused_and_stays(tmp_path, command, monkeypatch, damage):
+    monkeypatch.setattr(train, "perplexity", lambda *_: 61.0)
+    command("--minutes", "0")
+    saved = tmp_path / "states" / STATE
+    saved.write_bytes(damage(saved.read_bytes()))
+    before = saved.read_bytes()
+    with pytest.raises(SystemExit, match=rf"{STATE}: expected the state of a training, found a "
+                                         rf"file that .* delete it to begin anew; kept: "):
+        command()
+    assert saved.read_bytes() == before
+
+
+def test_another_file_is_no_state(tmp_path, command):
+    saved = tmp_path / "states" / STATE
+    saved.parent.mkdir()
+    torch.save({"rows": []}, saved)
+    with pytest.raises(SystemExit, match="expected the state of a training, found something else"):
+        command()
+
+
+def test_no_steps_are_no_training(command, capsys):
+    with pytest.raises(SystemExit):
+        command("--steps", "0")
+    assert "--steps: expected 1 or more, found 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("data, words", [

@@ -259,3 +259,67 @@ def test_a_launch_on_a_gpu_refuses_what_the_simulator_refuses(a, monkeypatch):
     assert np.array_equal(first, np.arange(1, 33))
     assert (n, factor) == (32, 2) and n.nbytes == factor.nbytes == 4
     assert np.array_equal(b, np.arange(1, 33))
+
+
+# ---- templates, tables and launch bounds
+
+TEMPLATE = """template <typename T, int N = 2>
+__global__ void scale(T* x, const T factor) {
+    x[threadIdx.x] = x[threadIdx.x] * factor * T(N);
+}"""
+
+
+@pytest.mark.parametrize("name, dtype, factor", [
+    ("scale<float>", "f4", 2.0), ("scale<double, 2>", "f8", 2.0), ("scale<int>", "i4", 2),
+    ("scale<unsigned long long>", "u8", 2)])
+def test_a_templates_parameters_have_the_types_it_is_given(name, dtype, factor):
+    x = np.ones(32, dtype)
+    run(TEMPLATE, 1, 32, x, factor, name=name)
+    assert (x == 4).all()
+    wrong = np.ones(32, "f8" if dtype != "f8" else "f4")
+    error = error_of(TEMPLATE, 1, 32, wrong, factor, name=name)
+    assert error.kind == "argument" and f"not one of {wrong.dtype}" in str(error)
+
+
+def test_a_half_in_a_template():
+    x = np.ones(4, np.float16)
+    source = "#include <cuda_fp16.h>\n" + TEMPLATE.replace("T(N)", "T(2.f)")
+    run(source, 1, 4, x, 2.0, name="scale<__half>")
+    assert (x == 4).all()
+
+
+@pytest.mark.parametrize("declared", ["float** rows", "const float* const* rows", "float* rows[]"])
+def test_a_table_of_pointers_is_of_addresses(declared):
+    torch = pytest.importorskip("torch")
+    source = f'extern "C" __global__ void k({declared}, float* y) {{ *y = rows[1][2]; }}'
+    rows = [torch.arange(4.0), torch.arange(4.0) + 10]
+    y = torch.zeros(1)
+    run(source, 1, 1, torch.tensor([row.data_ptr() for row in rows]), y)
+    assert y.item() == 12
+    error = error_of(source, 1, 1, rows[0], y)
+    assert "takes an array of int64 or uint64, not one of float32" in str(error)
+
+
+def test_a_pointer_to_rows_is_no_table():
+    y = np.zeros(1, np.float32)
+    source = 'extern "C" __global__ void k(const float (*x)[8], float* y) { *y = x[1][2]; }'
+    run(source, 1, 1, np.arange(16, dtype=np.float32), y)
+    assert y == 10
+
+
+def test_sizes_are_whole_numbers():
+    x = np.ones(32, np.float32)
+    run(TEMPLATE, np.int64(1), (np.int32(32),), x, 2.0, name="scale<float>")
+    assert (x == 4).all()
+    for grid in (1.5, "1", None, (1, 2.5)):
+        error = error_of(TEMPLATE, grid, 32, x, 2.0, name="scale<float>")
+        assert str(error).startswith(f"grid {grid!r}: expected one to three whole numbers")
+
+
+def test_launch_bounds_hold():
+    source = 'extern "C" __global__ void __launch_bounds__(64) k(float* x) { x[threadIdx.x] = 1; }'
+    x = np.zeros(128, np.float32)
+    run(source, 2, (8, 8), x)
+    error = error_of(source, 1, 128, x)
+    assert error.kind == "argument"
+    assert "has 128 threads; __launch_bounds__ of `k` allows 64" in str(error)

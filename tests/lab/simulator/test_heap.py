@@ -46,3 +46,14 @@ def test_a_full_heap_gives_null_and_a_freed_block_may_be_had_again():
 def test_misuse_is_found(body, kind, words):
     error = error_of(KERNEL % body, 1, 1, np.zeros(1, np.int32), 3 << 20)
     assert error.kind == kind and error.line == 3 and words in str(error)
+
+
+def test_memory_that_was_freed_is_another_threads_without_a_race():
+    """160 blocks are more than one wave."""
+    n = 160 * 256
+    y = np.zeros(n, np.int32)
+    launch = run(KERNEL % """int i = blockIdx.x * 256 + t, *p = (int*)malloc(16);
+    p[0] = i; p[1] = 2 * i;
+    y[i] = p[0] + p[1];
+    free(p);""", 160, 256, y, 0)
+    assert not launch.warnings and np.array_equal(y, 3 * np.arange(n))

@@ -186,6 +186,28 @@ def test_printf_of_every_type(capsys):
     assert capsys.readouterr().out == f"-3  2.50|ab  |z ff {1 << 40} %\n"
 
 
+def test_printf_of_texts_of_every_memory_and_of_widths_among_the_arguments(capsys):
+    n = np.zeros(2, np.int32)
+    run(r"""extern "C" __global__ void k(int* n, char* none) {
+        __shared__ char s[3];
+        char own[3] = {(char)('a' + threadIdx.x), 'z', 0};
+        if (threadIdx.x == 0) { s[0] = 'x'; s[1] = 'y'; s[2] = 0; }
+        __syncthreads();
+        n[threadIdx.x] = printf("%s|%s|%s|%*d|%-*d|%.*f|%6p|%3c|\n", own, s, none, 4, 7, 3, 8, 2,
+                                3.14159, (void*)16, 'q');
+    }""", 1, 2, n, None)
+    assert capsys.readouterr().out == "".join(
+        f"{own}|xy|(null)|   7|8  |3.14|  0x10|  q|\n" for own in ("az", "bz"))
+    assert n.tolist() == [11, 11]
+
+
+def test_printf_of_a_text_that_is_nowhere():
+    error = error_of(r"""extern "C" __global__ void k(long long x) {
+        printf("%s\n", (char*)x);
+    }""", 1, 1, 1 << 46)
+    assert error.kind == "out_of_bounds" and "no text lies at 0x400000000000" in str(error)
+
+
 # ---- atomics
 
 @pytest.mark.parametrize("ctype, dtype", [("float", "f4"), ("double", "f8")])

@@ -377,3 +377,66 @@ def test_same_value_by_stores_of_two_widths(narrow, same, other, first, space, e
     }}"""
     silent(source, 1, 64, ints(4), options=(f"-DVALUE={same}",))
     race(source, 1, 64, ints(4), options=(f"-DVALUE={other}",))
+
+
+# ---- arguments that share memory
+
+SHIFT = """extern "C" __global__ void k(float* y, const float* x) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    y[i] = x[i];
+}"""
+
+
+@pytest.mark.parametrize("first, second", [(slice(0, 256), slice(1, 257)),
+                                           (slice(64, 320), slice(0, 256))])
+def test_arguments_that_overlap(first, second):
+    whole = counted(512)
+    assert "`y`" in str(race(SHIFT, 4, 64, whole[first], whole[second]))
+
+
+def test_arguments_that_only_touch():
+    whole = counted(512)
+    silent(SHIFT, 4, 64, whole[:256], whole[256:])
+    assert np.array_equal(whole[:256], counted(512)[256:])
+
+
+# ---- atomics in shared memory
+
+OWN = """extern "C" __global__ void k(int* y) {
+    __shared__ int s[96];
+    int i = threadIdx.x;
+    s[i] = 0;
+    %s
+    y[i] = s[i / SAME * SAME];
+}"""
+
+
+def test_a_thread_reads_what_it_alone_changed_by_atomics():
+    y = ints(96)
+    silent(OWN % "atomicAdd(&s[i], i); atomicAdd(&s[i], 5);", 1, 96, y, options=("-DSAME=1",))
+    assert np.array_equal(y, np.arange(96) + 5)
+
+
+@pytest.mark.parametrize("body", [
+    "__syncthreads(); atomicAdd(&s[i / SAME * SAME], 1);",
+    "__syncthreads(); atomicAdd(&s[i / SAME * SAME], 1); __syncwarp();"])
+@pytest.mark.parametrize("same", [2, 96])
+def test_a_thread_reads_what_others_changed_by_atomics(body, same):
+    """Atomics of one warp are ordered by __syncwarp(), those of several are not."""
+    check = silent if same == 2 and "syncwarp" in body else race
+    check(OWN % body, 1, 96, ints(96), options=(f"-DSAME={same}",))
+    silent(OWN % (body + "__syncthreads();"), 1, 96, ints(96), options=(f"-DSAME={same}",))
+
+
+@pytest.mark.parametrize("meet, check", [("__syncwarp();", race), ("__syncthreads();", silent)])
+def test_atomics_of_earlier_warps_are_not_forgotten(meet, check):
+    """The last warp has met its own lanes, and reads what the others changed as well."""
+    source = """extern "C" __global__ void k(int* y) {
+    __shared__ int s;
+    if (threadIdx.x == 0) s = 0;
+    __syncthreads();
+    atomicAdd(&s, 1);
+    MEET
+    if (threadIdx.x >= 64) y[threadIdx.x] = s;
+}"""
+    check(source, 1, 96, ints(96), options=(f"-DMEET={meet}",))

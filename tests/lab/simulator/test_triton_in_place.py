@@ -193,3 +193,23 @@ def test_another_program_is_a_race():
     with pytest.raises(simulator.KernelError) as caught:
         next_program_kernel[(4,)](torch.rand(320), BLOCK=64)
     assert caught.value.kind == "race" and "nothing orders two blocks" in str(caught.value)
+
+
+@triton.jit
+def bins_kernel(x, bins, BLOCK: tl.constexpr):
+    """Elements of one bin overwrite each other."""
+    i = tl.arange(0, BLOCK)
+    b = tl.load(x + i)
+    tl.store(bins + b, tl.load(bins + b) + i)
+
+
+@pytest.mark.parametrize("bins, raced", [(64, True), (256, False)])
+def test_elements_of_one_store_that_share_a_place(bins, raced):
+    x = torch.arange(256, dtype=torch.int32) % bins
+    y = torch.zeros(256, dtype=torch.int32)
+    if raced:
+        with pytest.raises(simulator.KernelError, match="write different values to element"):
+            bins_kernel[1,](x, y, 256)
+    else:
+        bins_kernel[1,](x, y, 256)
+        assert y.equal(x)
