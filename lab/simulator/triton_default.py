@@ -29,7 +29,7 @@ class Fallback:
         return cls.wanted and not any(driver.is_active() for driver in others)
 
     def __new__(cls):
-        return make_driver(80)
+        return make_driver(None)
 
 
 class Compiler:
@@ -72,7 +72,8 @@ def join():
 
 def activate_triton(capability=80):
     """Make the simulator Triton's active driver. capability: 80, or 89 for kernels with fp8. Where
-    Triton finds no GPU, it takes the simulator by itself, with 80."""
+    Triton finds no GPU, it takes the simulator by itself, with 89 for arrays of fp8 and else 80.
+    """
     import triton
     if capability not in DEVICES:
         raise KernelError(f"compute capability {capability}: the simulator has "
@@ -110,7 +111,7 @@ def triton_driver():
         active = sys.modules["triton"].runtime.driver.active
     except RuntimeError:                # no GPU, and `deactivate_triton` was called
         return None
-    return active if active in map(make_driver, DEVICES) else None
+    return active if active in map(make_driver, (None, *DEVICES)) else None
 
 
 def deactivate_triton():
@@ -119,7 +120,7 @@ def deactivate_triton():
     import triton
     tuning.forget()
     Fallback.wanted = False
-    if triton.runtime.driver._default in (make_driver(80), make_driver(89)):
+    if triton.runtime.driver._default in map(make_driver, (None, *DEVICES)):
         triton.runtime.driver._default = None
     try:
         triton.runtime.driver.reset_active()

@@ -24,9 +24,20 @@ DEVICES = {                 # compute capability -> key, and the properties that
 }
 
 
+def capability_of(frame, now):
+    """What a launch by Triton needs: 89 for arrays of fp8, else 80. now: what stands where this
+    frame launches nothing"""
+    from triton.runtime.jit import JITFunction
+    if frame.f_code is not JITFunction.run.__code__:
+        return now
+    arguments = *frame.f_locals["args"], *frame.f_locals["kwargs"].values()
+    return 89 if any("float8" in str(getattr(a, "dtype", "")) for a in arguments) else 80
+
+
 @cache
 def make_driver(capability):
-    """The driver class needs Triton to be defined, so it is made on demand."""
+    """The driver class needs Triton to be defined, so it is made on demand. None: a capability that
+    suits each launch"""
     from triton.backends.compiler import GPUTarget
     from triton.backends.driver import DriverBase
 
@@ -34,8 +45,8 @@ def make_driver(capability):
         """What Triton asks of a device."""
 
         def __init__(self):
-            self.device, properties = DEVICES[capability]
-            self.utils = Utils(properties)
+            self.capability = capability or 80
+            self.utils = Utils()
             self.launcher_cls = Launcher
 
         @classmethod
@@ -46,7 +57,9 @@ def make_driver(capability):
             return ty
 
         def get_current_target(self):
-            arch = -capability if naming_disk_cache(sys._getframe(1)) else capability
+            arch = self.capability
+            if naming_disk_cache(sys._getframe(1)):
+                arch = -arch
             return GPUTarget("cuda", arch, 32)
 
         def get_active_torch_device(self):
@@ -57,7 +70,9 @@ def make_driver(capability):
             return DeviceInterface()
 
         def get_current_device(self):
-            return self.device
+            if capability is None:
+                self.capability = capability_of(sys._getframe(1), self.capability)
+            return DEVICES[self.capability][0]
 
         def set_current_device(self, device):
             pass
@@ -66,7 +81,7 @@ def make_driver(capability):
             return 0
 
         def get_device_capability(self, device=None):
-            return capability // 10, capability % 10
+            return divmod(self.capability, 10)
 
         def get_benchmarker(self):
             return tuning.benchmark
@@ -83,11 +98,8 @@ def make_driver(capability):
 class Utils:
     """What Triton's own CUDA driver gets from a small C library."""
 
-    def __init__(self, properties):
-        self.properties = {"warpSize": 32, "max_num_regs": 65536, **properties}
-
     def get_device_properties(self, device):
-        return dict(self.properties)
+        return {"warpSize": 32, "max_num_regs": 65536} | dict(DEVICES.values())[device]
 
     def load_binary(self, name, binary, shared, device):
         """-> module, function, registers, spilled words, threads a block may have"""

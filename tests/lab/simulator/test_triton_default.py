@@ -85,3 +85,27 @@ def test_nobody_pays_for_triton_who_does_not_use_it(tmp_path):
     out = python(tmp_path, PATH + "import lab.simulator", "-X", "importtime")
     modules = {line.split("|")[-1].strip().split(".")[0] for line in out.splitlines()}
     assert "lab" in modules and not modules & {"triton", "torch"}
+
+
+def test_arrays_of_fp8_make_it_a_gpu_that_has_them(tmp_path):
+    """Also beside launches without; what was chosen by hand stays."""
+    python(tmp_path, PATH + ORDERS["simulator first"] + KERNEL + """
+@triton.jit
+def widen(x, y, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(y + i, tl.load(x + i).to(tl.float32) * 2)
+
+x, y = torch.ones(64).to(torch.float8_e4m3fn), torch.zeros(64)
+for _ in range(2):
+    assert works()
+    widen[(1,)](x, y, N=64)
+    assert y.tolist() == [2] * 64
+assert triton.runtime.driver.active.get_device_capability() == (8, 9)
+lab.simulator.activate_triton()
+try:
+    widen[(1,)](x, y, N=64)
+except triton.CompilationError as error:
+    assert "fp8e4nv not supported" in str(error)
+else:
+    assert 0
+""")
