@@ -95,7 +95,8 @@ class Copies:
             guilty = self.came_to_something(read)[reader]
             if guilty.any():
                 i = int(np.flatnonzero(guilty)[0])
-                self.warn(doubt.access, read, write, int(reader[i]), int(offset[i]), int(writer[i]))
+                self.refuse(doubt.access, read, write, int(reader[i]), int(offset[i]),
+                            int(writer[i]))
 
     def came_to_something(self, read):
         """-> the lanes of the launch (bool) that have stored what depends on the read"""
@@ -108,14 +109,13 @@ class Copies:
                 everywhere |= lanes
         return everywhere
 
-    def warn(self, access, read, write, reader, offset, writer):
-        lines = [f"in line {inst.location.line}" if inst.location else "before"
-                 for inst in (read, write)]
-        who = int(access.order.who[reader])
-        access.wave.launch.warn(
-            access.inst, f"ordering not proven: {access.segment.name_of(offset)} is read "
-            f"{lines[0]} by {access.name_of(who)}, which goes on to use it, and written {lines[1]} "
-            f"by {access.name_of(writer)}; only tl.debug_barrier() between the two orders them")
+    def refuse(self, access, read, write, reader, offset, writer):
+        wave = access.wave
+        line = f"in line {write.location.line}" if write.location else "elsewhere"
+        raise wave.launch.error(
+            read, "race", f"race: {access.segment.name_of(offset)} is read here, by a thread that "
+            f"goes on to use it, and written {line} by {access.name_of(writer)}; only "
+            f"tl.debug_barrier() between the two orders them", wave, reader - self.shadow.start)
 
 
 class Doubt:

@@ -173,20 +173,23 @@ def test_one_warp_stays_together():
 ])
 def test_threads_that_need_a_barrier(kernel, read, written, args):
     more = {"N": 64} if kernel is reverse_kernel else {"BLOCK": 64}
-    one, = warnings(kernel, (1,), torch.rand(65), *(torch.zeros(64) for _ in args), **more)
+    with pytest.raises(simulator.KernelError) as caught:
+        kernel[1,](torch.rand(65), *(torch.zeros(64) for _ in args), **more)
     source = Path(__file__).read_text("utf-8").splitlines()
     start = next(i for i, line in enumerate(source) if line.startswith(f"def {kernel.__name__}("))
     line = {text: next(i + 1 for i in range(start, len(source)) if text in source[i])
             for text in (read, written)}
-    assert "ordering not proven" in one and "tl.debug_barrier()" in one
-    assert f"is read in line {line[read]} by" in one
-    assert f"written in line {line[written]} by" in one
+    assert caught.value.kind == "race" and caught.value.line == line[read]
+    says = str(caught.value)
+    assert f"written in line {line[written]} by" in says and "tl.debug_barrier()" in says
 
 
 def test_one_element_that_another_thread_overwrites():
     logits, target, loss = torch.rand(2, 100), torch.tensor([3, 60]), torch.zeros(2)
-    one, = warnings(picks_kernel, (2,), logits, target, loss, 100, BLOCK=128, num_warps=4)
-    assert "element 160 of `logits`" in one and "block (1, 0, 0), which goes on to use it" in one
+    with pytest.raises(simulator.KernelError, match="element 160 of `logits`.* goes on to use it") \
+            as caught:
+        picks_kernel[2,](logits, target, loss, 100, BLOCK=128, num_warps=4)
+    assert caught.value.block == (1, 0, 0)
 
 
 def test_another_program_is_a_race():
