@@ -5,6 +5,9 @@ this machine alone, unless --host says otherwise.
 """
 
 import json
+import signal
+import threading
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -147,23 +150,43 @@ def serve(
     desk: Annotated[Path | None, typer.Option(help="a desk other than work/")] = None,
 ):
     """Serve a model with OpenAI's API. Ctrl-C or SIGTERM ends it, after the open answers."""
-    folder, called = find_model(model, table != "torch" and device.gpu() is None)
-    own_folder = own_desk(desk).folder if table == "mine" else None
-    setup = Setup(folder, called, table, own_folder, dtype, tuple(ignore or ()), pages,
-                  {"max_seqs": max_seqs, "budget": budget, "chunk": chunk}, draft, guesses,
-                  async_scheduling, tiers_of(host_pages, kv_file, kv_file_pages, kv_file_reset, tp),
-                  tp, prefill is not None)
-    count = replicas or decode
-    check_processes(setup, replicas, prefill, decode)
-    try:
-        engine, candidates, summary, team = (
-            start_fleet(setup, name or called, prefill or 0, count) if count else assemble(setup))
-    except (ValueError, FleetError) as error:
-        raise CourseError(str(error)) from None
+    with ending_quietly():
+        folder, called = find_model(model, table != "torch" and device.gpu() is None)
+        own_folder = own_desk(desk).folder if table == "mine" else None
+        tiers = tiers_of(host_pages, kv_file, kv_file_pages, kv_file_reset, tp)
+        setup = Setup(folder, called, table, own_folder, dtype, tuple(ignore or ()), pages,
+                      {"max_seqs": max_seqs, "budget": budget, "chunk": chunk}, draft, guesses,
+                      async_scheduling, tiers, tp, prefill is not None)
+        count = replicas or decode
+        check_processes(setup, replicas, prefill, decode)
+        try:
+            engine, candidates, summary, team = (
+                start_fleet(setup, name or called, prefill or 0, count) if count
+                else assemble(setup))
+        except (ValueError, FleetError) as error:
+            raise CourseError(str(error)) from None
     print(summary)
     run(engine, name or called, Limits(body, tokens, queue, seconds, grace), api_key,
         listen(host, port), candidates["Bridge"] or Bridge, team,
         Access((host, *(allow_host or ())), tuple(allow_origin or ())))
+
+
+@contextmanager
+def ending_quietly():
+    """A signal before the server listens ends the process with status 0."""
+    def leave(number, frame):
+        raise SystemExit(0)
+
+    signals = signal.SIGINT, signal.SIGTERM
+    if threading.current_thread() is not threading.main_thread():
+        yield                                               # only the main thread gets signals
+        return
+    before = [signal.signal(number, leave) for number in signals]
+    try:
+        yield
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)
 
 
 def run(engine, name, limits, api_key, listening, kind, team, access):

@@ -20,8 +20,11 @@ class Access:
 
 
 def host_of(header):
-    """The name or address in a Host header, in lower case and without its port; "" for none."""
+    """The name or address in a Host header, in lower case and without its port; "" for none, or
+    where it has a user, which RFC 9110 forbids."""
     try:
+        if "@" in header:
+            return ""
         return (urlsplit(f"//{header}").hostname or "").rstrip(".")
     except ValueError:                                      # a bracket that does not close
         return ""

@@ -19,7 +19,7 @@ ONLY_CHAT = {"messages", "max_completion_tokens", "top_logprobs", "tools", "tool
 NEUTRAL = {"best_of": (1,), "suffix": ("",), "tools": ([],), "functions": ([],),
            "tool_choice": ("none",), "function_call": ("none",), "store": (False,),
            "modalities": (["text"],), "parallel_tool_calls": (True, False),
-           "service_tier": ("auto", "default")}
+           "service_tier": ("auto", "default"), "metadata": ({},)}
 
 
 class CompletionRequest(NamedTuple):
@@ -141,11 +141,11 @@ def structured(form, field):
 
 def refuse_unknown(fields, known, neutral):
     """ApiError 400 if a field is neither known nor neutral. neutral: {name of an unsupported field:
-    values that ask for nothing}; null always asks for nothing, and true is not 1"""
+    values that ask for nothing}; null asks for nothing in any field, and true is not 1"""
     for name, value in fields.items():
-        if name in known or name in neutral and (value is None or any(
+        if value is None or name in known or any(
                 value == nothing and isinstance(value, bool) == isinstance(nothing, bool)
-                for nothing in neutral[name])):
+                for nothing in neutral.get(name, ())):
             continue
         raise ApiError(400, f"{name}: not supported here, found {value!r}" if name in neutral else
                        f"{name}: unknown field", name)

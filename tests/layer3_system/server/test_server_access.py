@@ -44,7 +44,8 @@ def test_this_machines_own_names_are_served(mock, host):
 
 
 @pytest.mark.parametrize("host", ["localhost.evil.example", "127.0.0.1.evil.example", "0.0.0.0",
-                                  "10.0.0.1", "[::]", "[", "a b", "localhost@evil.example", "::1"])
+                                  "10.0.0.1", "[::]", "[", "a b", "localhost@evil.example", "::1",
+                                  "user@localhost", "user:word@127.0.0.1:8000", "@localhost"])
 def test_what_only_looks_like_this_machine_is_refused(mock, host):
     told(mock.http.get("/v1/models", headers={"Host": host}), 421, None, "--allow-host")
 

@@ -71,6 +71,17 @@ def test_two_halves_are_a_character(mock):
     assert answer.json()["choices"][0]["text"].startswith("\U0001f98a")
 
 
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+def test_what_asks_for_nothing_is_passed_over(mock, path):
+    """null in any field, also in one that the server does not know."""
+    own = {"messages": HI} if path.startswith("chat") else {"prompt": "a"}
+    nothing = {"metadata": {}, "reasoning_effort": None, "whatever": None, "best_of": None}
+    answers = [mock.post(path, seed=1, **own, **more) for more in ({}, nothing, {"metadata": None})]
+    assert len({json.dumps(answer.json()["choices"]) for answer in answers}) == 1
+    told(mock.post(path, **own, metadata={"a": "b"}), 400, "metadata", "not supported here")
+    told(mock.post(path, **own, reasoning_effort="low"), 400, "reasoning_effort", "unknown field")
+
+
 # ---- messages that come back
 
 

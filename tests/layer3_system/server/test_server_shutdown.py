@@ -45,12 +45,16 @@ class Process:
                             trust_env=False)
 
 
-@contextmanager
-def running(*words):
-    process = subprocess.Popen(
+def start(*words):
+    return subprocess.Popen(
         [sys.executable, "-m", "layer3_system.server.cli", "--port", "0", *words], cwd=ROOT,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"})
+
+
+@contextmanager
+def running(*words):
+    process = start(*words)
     try:
         yield Process(process)
     finally:
@@ -63,6 +67,16 @@ def test_told_to_end_right_after_it_listens(number):
     with running() as server:
         server.send(number)
         assert server.ended() == 0
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_told_to_end_while_the_model_loads(tmp_path, number):
+    os.mkfifo(tmp_path / "config.json")
+    process = start(str(tmp_path))
+    with open(tmp_path / "config.json", "w"):               # waits until the server reads it
+        process.send_signal(number)
+        assert process.communicate(timeout=60) == ("", "")
+    assert process.returncode == 0
 
 
 def test_it_listens_when_it_says_so():
