@@ -17,7 +17,7 @@ class Machine:
     name: str
     peak: float             # FLOP/s of the matrix units: dense, 16-bit numbers, 32-bit sums
     bandwidth: float        # byte/s of the device's main memory
-    link: float             # byte/s to the next device, both directions together
+    link: float             # byte/s of its links to other devices, both directions together
 
 
 # From the vendors' data sheets, without sparsity. The headline figure is often the one with 2:4

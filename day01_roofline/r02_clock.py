@@ -86,7 +86,8 @@ def speedup(before, after):
 
 
 def median_interval(seconds):
-    """(low, high) that enclose the true median in 95 of 100 such lists, whatever the distribution.
+    """(low, high) that enclose the true median in 95 of 100 such lists, whatever the distribution,
+    if they have six runs or more.
 
     The runs below the median are as many as heads among n coins, with standard deviation √n/2; so
     the ends are the runs 1.96 of these away from the middle rank. Source: order statistics, as in
@@ -105,14 +106,16 @@ class Timing:
 
     seconds: float          # the median
     spread: float           # how much single runs differ; more runs do not make it smaller
-    uncertainty: float      # by what share the median may be off; more runs make it smaller
+    uncertainty: float      # by what share the median may be off; more runs make it smaller, and
+                            # fewer than six say nothing of it: inf
     runs: int
 
     @classmethod
     def of(cls, seconds):
         median, spread = summarise(seconds)
         low, high = median_interval(seconds)
-        return cls(float(median), float(spread), float((high - low) / 2 / median), len(seconds))
+        off = float((high - low) / 2 / median) if len(seconds) >= 6 else math.inf
+        return cls(float(median), float(spread), off, len(seconds))
 
 
 # ---- prepared work

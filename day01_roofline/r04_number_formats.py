@@ -308,7 +308,8 @@ def to_nvfp4(x):
     e4m3 = FORMATS["e4m3"]
     rows = blocks("to_nvfp4", x, 16)
     top = np.abs(rows).max(-1)
-    whole = float(np.float32(top.max() / (largest(e2m1) * largest(e4m3)))) or 1.0
+    whole = float(np.float32(top.max() / (largest(e2m1) * largest(e4m3))))
+    whole = whole or (2.0 ** -149 if top.any() else 1.0)            # fp32's smallest number
     scales = encode(e4m3, top / largest(e2m1) / whole, saturate=True)
     scale = decode(e4m3, scales) * whole
     return encode(e2m1, rows / np.where(scale > 0, scale, 1)[:, None], True), scales, whole

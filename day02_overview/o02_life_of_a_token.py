@@ -140,9 +140,15 @@ class NumpyLlama(NamedTuple):
 
 
 class Cache:
-    """Keys and values of all tokens so far: two arrays for each layer, with room for more."""
+    """Keys and values of all tokens so far: two arrays for each layer, with room for more.
+
+    ValueError for more room than the model knows positions
+    """
 
     def __init__(self, model, room):
+        if room > len(model.cos):
+            raise ValueError(f"Cache: room for {room} tokens, expected at most {len(model.cos)}, "
+                             f"the positions of the model")
         G = len(model.layers[0].k) // model.D
         shape = (len(model.layers), room, G, model.D)
         dtype = model.embedding.dtype

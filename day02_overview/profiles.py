@@ -42,7 +42,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Profile:
-    """What `ranks` ranks did in `wall` seconds, from 0 on."""
+    """What `ranks` ranks did in `wall` seconds, from 0 on; a rank is in one collective at a time."""
 
     name: str
     made: str               # "measured" or "by a model"
@@ -60,6 +60,11 @@ class Profile:
                     not 0 <= s.start <= s.end <= self.wall:
                 raise ValueError(f"{self.name}: {s} is not a span of a profile of {self.ranks} "
                                  f"ranks and {self.wall} s; kinds are {', '.join(KINDS)}")
+        for one, other in pairwise(sorted((s for s in self.spans if s.kind == "collective"),
+                                          key=lambda s: (s.rank, s.start))):
+            if one.rank == other.rank and other.start < one.end:
+                raise ValueError(f"{self.name}: rank {one.rank} is in {one.name} and in "
+                                 f"{other.name} at once, expected one collective at a time")
 
 
 def load_profiles(path=RECORD):

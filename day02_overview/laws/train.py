@@ -98,7 +98,7 @@ class Block(nn.Module):
 class Model(nn.Module):
     """Scores of the next character. The embedding serves as the head too.
 
-    kind: "transformer", with learned positions, or "lstm"
+    kind: "transformer", with rotary positions, or "lstm"
     """
 
     def __init__(self, kind, L, C):
@@ -117,7 +117,7 @@ class Model(nn.Module):
         return self.norm(x) @ self.embedding.T
 
     def count(self):
-        """(all parameters, those outside embedding and positions)"""
+        """(all parameters, those outside the embedding)"""
         total = sum(p.numel() for p in self.parameters())
         return total, sum(p.numel() for p in [*self.body.parameters(), *self.norm.parameters()])
 

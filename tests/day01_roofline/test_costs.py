@@ -93,3 +93,8 @@ def test_count_conv(groups):
 def test_count_conv_refuses_ragged_groups():
     with pytest.raises(ValueError, match="6 input and 5 output channels do not divide into 2"):
         count_conv(1, 2, 2, 6, 5, 3, 2, 4)
+
+
+def test_a_batch_on_the_ridge_is_enough_also_where_its_times_are_no_binary_fractions():
+    """3 · 4 / 3 seconds of arithmetic, 1 + 3 of bytes."""
+    assert decode_batch(4, 1, 1, 3, 1) == 3

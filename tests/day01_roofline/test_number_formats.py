@@ -179,6 +179,14 @@ def test_nvfp4(rng):
     assert (error <= step * (1 + 1e-9)).all()           # e2m1's largest spacing is 2
 
 
+def test_nvfp4_of_fp32s_smallest_numbers():
+    x = np.linspace(-1e-42, 1e-42, 32)
+    elements, scales, whole = to_nvfp4(x)
+    assert whole == 2.0 ** -149
+    assert np.abs(from_nvfp4(elements, scales, whole) - x).max() < 2e-43
+    assert not from_nvfp4(*to_nvfp4(np.zeros(32))).any()
+
+
 def test_trits():
     every = np.array(np.meshgrid(*[[-1, 0, 1]] * 5)).reshape(5, -1).T.ravel()      # all 243 bytes
     packed = pack_trits(every)

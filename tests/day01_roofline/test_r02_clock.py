@@ -524,6 +524,12 @@ def test_median_interval_covers_the_median(rng, n):
     assert np.mean([low <= 1 <= high for low, high in ends]) > 0.94
 
 
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_few_runs_do_not_say_how_far_off_their_median_is(rng, n):
+    assert r02_clock.Timing.of(rng.lognormal(0, 1, n)).uncertainty == np.inf
+    assert r02_clock.Timing.of(rng.lognormal(0, 1, 6)).uncertainty < np.inf
+
+
 def test_devices_have_what_is_asked_of_them():
     asked = {"clock", "synchronise", "flush", "sample", "array", "copy", "read", "add", "matmul",
              "itemsize", "side", "ramp"}

@@ -4,6 +4,7 @@ are ragged, so that a formula for H = G, D = C / H or an untied lm_head does not
 from collections import namedtuple
 from fractions import Fraction
 from math import prod
+from numbers import Real
 
 import numpy as np
 import pytest
@@ -139,7 +140,7 @@ def with_changes(want, mistakes):
 def judge_guess(got, cases, right, text):
     """cases: [(whether a guess is so, id, sentence)]; the first that is so names the mistake
     text: of a wrong guess, with places for {got} and {why}"""
-    assert isinstance(got, (int, float)), mistake(
+    assert isinstance(got, Real), mistake(
         "no_number", f"a prediction is a number, got {got!r}")
     name, why = next((name, why) for applies, name, why in cases if applies(got))
     assert right(got), mistake(name, text.format(got=f"{got:g}", why=why), why)
@@ -497,7 +498,7 @@ def test_decode_batch(subject, cost, chip):
     assert got is not None, mistake(
         name, f"{case}: got None, expected {want}: {more}, so the arithmetic does catch up{late}",
         f"the arithmetic does catch up{late}")
-    assert isinstance(got, (int, float)), mistake(
+    assert isinstance(got, Real), mistake(
         "no_number", f"{case}: got {got!r}, expected a batch or None")
     name, sentence = wrong_batch(got, want, *cost, *chip)
     assert got == want, mistake(name, f"{case}: got {got}, expected {want}; {sentence}", sentence)

@@ -3,8 +3,9 @@
 import json
 
 import numpy as np
+import pytest
 
-from day02_overview import NANO
+from day02_overview import NANO, Cache, load_nano
 
 
 def test_weights_are_small_and_named_as_hugging_face_has_them():
@@ -13,3 +14,10 @@ def test_weights_are_small_and_named_as_hugging_face_has_them():
         assert w["model.embed_tokens.weight"].shape == (m["vocab_size"], m["hidden_size"])
         assert len(w) == 2 + 9 * m["num_hidden_layers"]
     assert (NANO / "weights.npz").stat().st_size < 2**20
+
+
+def test_a_cache_has_no_more_room_than_the_model_has_positions():
+    model = load_nano()
+    assert Cache(model, 256).keys.shape[1] == 256
+    with pytest.raises(ValueError, match="room for 257 tokens, expected at most 256"):
+        Cache(model, 257)

@@ -2,6 +2,7 @@
 compared with the cause that was built into a profile: measured, made by the model, or by hand."""
 
 import random
+from numbers import Real
 
 import pytest
 
@@ -475,7 +476,7 @@ def test_most_gain__unseen(unseen, rng):
 
 def test_predict_gain_of_a_loader(subject):
     got = subject.predict_gain_of_a_loader()
-    assert isinstance(got, (int, float)), mistake(
+    assert isinstance(got, Real), mistake(
         "no_number", f"predict_gain_of_a_loader: expected a number, got {got!r}")
     loaded = done = 0
     for _ in range(10_000):                     # a batch is loaded while the one before is computed

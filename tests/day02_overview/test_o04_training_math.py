@@ -3,6 +3,7 @@ about, a ring that passes its pieces on, and the bytes that two processes sent."
 
 import json
 from collections import namedtuple
+from numbers import Real
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ def named(m, B, T):
 
 
 def number(got, what):
-    assert isinstance(got, (int, float)) and not isinstance(got, bool), mistake(
+    assert isinstance(got, Real) and not isinstance(got, bool), mistake(
         "no_number", f"{what}: got {got!r}, expected a number")
     return got
 

@@ -2,6 +2,7 @@
 and this file's own search for designs."""
 
 from dataclasses import astuple, replace
+from numbers import Real
 
 import pytest
 
@@ -70,7 +71,7 @@ def first(*reasons):
 
 def test_predict_growth(subject):
     got = subject.predict_growth()
-    assert isinstance(got, (int, float)) and not isinstance(got, bool), mistake(
+    assert isinstance(got, Real) and not isinstance(got, bool), mistake(
         "no_number", f"predict_growth: got {got!r}, expected a number")
     small, large = (searched(HOFFMANN, flops, 0)[0] for flops in (1e21, 1e23))
     want = large / small
@@ -476,7 +477,8 @@ BUDGETS = {
 SERVING = {                     # the serving GPU decides
     "little room to serve": replace(MANY, batch=2 ** 21, experts=8, serving_memory=16e9,
                                     context=2 ** 14),
-    "a long context": replace(MANY, batch=2 ** 21, serving_memory=200e9, context=2 ** 21)}
+    "a long context": replace(MANY, batch=2 ** 21, serving_memory=200e9, context=2 ** 21),
+    "a small card": replace(BRIEF, W=512, days=30, context=2 ** 17, serving_memory=0.9 * 24e9)}
 REFUSED = {
     "a thousandth of a second to train": replace(BRIEF, days=1e-8),
     "a rank of 0.1 GB": replace(BRIEF, memory=1e8),

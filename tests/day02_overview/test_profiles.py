@@ -84,6 +84,16 @@ def test_a_span_outside_its_profile_is_an_error():
             Profile("by hand", "by a model", "written by hand", 1, 10, 100, 10, [span])
 
 
+def test_two_collectives_of_one_rank_at_once_are_an_error():
+    spans = [(0, "collective", "a", 0, 10), (1, "collective", "a", 8, 10),
+             (0, "collective", "b", 10, 11), (1, "collective", "b", 10, 11)]
+    assert len(Profile("x", "measured", "", 2, 11, 1, 1, spans).spans) == 4
+    spans[2] = (0, "collective", "b", 2, 4)
+    with pytest.raises(ValueError, match="rank 0 is in a and in b at once, expected one"):
+        Profile("x", "measured", "", 2, 11, 1, 1, spans)
+
+
+
 def test_a_span_can_be_recorded():
     """The recorder's tape and its choice, without the minutes of a whole recording."""
     tape = rec.LaunchTape(3)
