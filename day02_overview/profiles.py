@@ -42,7 +42,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Profile:
-    """What `ranks` ranks did in `wall` seconds, from 0 on; a rank is in one collective at a time."""
+    """What `ranks` ranks did in `wall` seconds, from 0 on. Each is in one collective at a time."""
 
     name: str
     made: str               # "measured" or "by a model"
