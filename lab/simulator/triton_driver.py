@@ -46,7 +46,7 @@ def make_driver(capability):
 
         def __init__(self):
             self.capability = capability or 80
-            self.utils = Utils()
+            self.utils = Utils(self)
             self.launcher_cls = Launcher
 
         @classmethod
@@ -98,8 +98,11 @@ def make_driver(capability):
 class Utils:
     """What Triton's own CUDA driver gets from a small C library."""
 
+    def __init__(self, driver):
+        self.driver = driver
+
     def get_device_properties(self, device):
-        return {"warpSize": 32, "max_num_regs": 65536} | dict(DEVICES.values())[device]
+        return {"warpSize": 32, "max_num_regs": 65536} | DEVICES[self.driver.capability][1]
 
     def load_binary(self, name, binary, shared, device):
         """-> module, function, registers, spilled words, threads a block may have"""
