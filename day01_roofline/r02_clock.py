@@ -86,12 +86,10 @@ def speedup(before, after):
 
 
 def median_interval(seconds):
-    """(low, high) that enclose the true median in 95 of 100 such lists, whatever the distribution,
-    if they have six runs or more.
+    """(low, high) that enclose the true median in 95 of 100 lists of six independent runs or more.
 
-    The runs below the median are as many as heads among n coins, with standard deviation √n/2; so
-    the ends are the runs 1.96 of these away from the middle rank. Source: order statistics, as in
-    Conover, Practical Nonparametric Statistics. It holds for runs that do not influence each other.
+    Whatever the distribution, the runs below the median are as many as heads among n coins; so the
+    ends are 1.96 times √n/2 from the middle (Conover, Practical Nonparametric Statistics).
     """
     ranked = sorted(seconds)
     n = len(seconds)
@@ -106,16 +104,15 @@ class Timing:
 
     seconds: float          # the median
     spread: float           # how much single runs differ; more runs do not make it smaller
-    uncertainty: float      # by what share the median may be off; more runs make it smaller, and
-                            # fewer than six say nothing of it: inf
+    uncertainty: float      # by what share the median may be off, less with more runs; inf below 6
     runs: int
 
     @classmethod
     def of(cls, seconds):
         median, spread = summarise(seconds)
         low, high = median_interval(seconds)
-        off = float((high - low) / 2 / median) if len(seconds) >= 6 else math.inf
-        return cls(float(median), float(spread), off, len(seconds))
+        off = (high - low) / 2 / median if len(seconds) >= 6 else math.inf
+        return cls(float(median), float(spread), float(off), len(seconds))
 
 
 # ---- prepared work

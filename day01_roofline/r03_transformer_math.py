@@ -130,8 +130,8 @@ def decode_batch(flops, weights, each, peak, bandwidth):
     The step counts as one kernel: all its FLOPs against all its bytes.
     """
     # exercise: how many seconds of arithmetic, and of bytes, does one more sequence add?
-    gain = flops * bandwidth - each * peak      # by which a sequence closes the gap; quotients
-    return math.ceil(weights * peak / gain) if gain > 0 else None       # would round once more
+    gain = flops * bandwidth - each * peak      # by which a sequence closes the gap
+    return math.ceil(weights * peak / gain) if gain > 0 else None
 
 
 def count_conv(B, height, width, inputs, outputs, side, groups, itemsize):

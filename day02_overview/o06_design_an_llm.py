@@ -297,10 +297,9 @@ def design(budget):
     flops = budget.W * budget.days * 86400 * budget.mfu * budget.peak
     around, _ = best_split(HOFFMANN, flops)
     # exercise: sizes near the law's, several numbers of experts, all recipes: how many tokens each?
-    sizes = [around * 1.07 ** i for i in range(6, -60, -1)]
+    sizes = [around * 1.1 ** i for i in range(-40, 5)]
     shapes = [shape_for(size, budget.V, queries) for size, queries in product(sizes, QUERIES)]
-    served = [m for m in shapes if serving_bytes(budget, m, 1) <= budget.serving_memory]
-    for m, experts in product(served[:62], [e for e in (1, 2, 4, 8, 16) if e <= budget.experts]):
+    for m, experts in product(shapes, [e for e in (1, 2, 4, 8, 16) if e <= budget.experts]):
         for recipe in recipes(budget, m):
             step = sum(step_seconds(budget, m, experts, recipe).values())
             steps = max(1, int(budget.days * 86400 / step))

@@ -157,10 +157,10 @@ def load(path: Path) -> dict[str, Any]:
         raise
     except Exception as error:              # by what is damaged: PyTorch, zipfile and pickle raise
         raise ValueError(f"{path}: expected the state of a training, found a file that torch.load "
-                         f"cannot read ({type(error).__name__}); delete it to begin anew") from None
+                         f"cannot read ({type(error).__name__}); delete it to restart") from None
     if not isinstance(state, dict) or state.keys() != STATE:
-        raise ValueError(f"{path}: expected the state of a training, found something else; delete "
-                         f"it to begin anew")
+        raise ValueError(f"{path}: expected the state of a training, found something else; "
+                         f"delete it to restart")
     return state
 
 

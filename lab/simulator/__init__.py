@@ -48,6 +48,7 @@ tile_sync       sync() of tiles larger than a warp
 in_flight       shared memory that a cp.async is still filling
 copies          elements that several of Triton's threads load together
 races           who touched what, and when: the race detector
+accesses        what it knows of one instruction's accesses, and how it judges them
 ordering        the race detector's clock
 stamps          when something happened and who did it, in one number
 flags           who has seen whose flag: what orders two blocks

@@ -111,6 +111,32 @@ class Cells:
         self.last_write = access.stamp
 
 
+def give_cells(segment, segments, size):
+    """Arguments that share memory share a shadow of cells of this size: an array that is given
+    twice, or parts of one that overlap."""
+    place = {other: other.bytes.ctypes.data for other in segments}
+    start = place[segment]
+    end = start + segment.length
+    for other in segments:
+        first = place[other] - other.first_cell * size
+        if other.cells and first <= start and end <= first + len(other.cells.writes) * size and (
+                start - first) % size == 0:
+            segment.cells = other.cells
+            segment.first_cell = (start - first) // size
+            return
+    group = []
+    while more := [other for other in segments if other.cells is None and other not in group
+                   and place[other] < end and place[other] + other.length > start
+                   and (place[other] - start) % size == 0]:
+        group += more
+        start = min(place[other] for other in group)
+        end = max(place[other] + other.length for other in group)
+    cells = Cells(-(-(end - start) // size), size)
+    for other in group or [segment]:
+        other.cells = cells
+        other.first_cell = (place[other] - start) // size
+
+
 def remember(stamps, access, place):
     """Merge the lanes of one step with earlier ones that nothing separates from it.
 

@@ -6,7 +6,7 @@ place: a read could find old or new bytes.
 
 import numpy as np
 
-from .races import SharedAccess
+from .accesses import SharedAccess
 
 
 class InFlight:

@@ -43,12 +43,12 @@ def parameters(source, name):
     """C parameters of the kernel `name`, "scale" or "scale<float>", or None where the source
     does not show them (a macro)."""
     base = re.split(r"[<(]", name)[0].split("::")[-1].strip()
-    given = split_top(name[name.find("<") + 1:name.rfind(">")]) if "<" in name else []
+    arguments = split_top(name[name.find("<") + 1:name.rfind(">")]) if "<" in name else []
     text = strip_comments(source)
     for match in re.finditer(r"__global__[^;{}]*?\b" + re.escape(base) + r"\s*\(", text, re.S):
         inner = text[match.end():closing(text, match.end())]
         names = template_names(re.split("[;{}]", text[:match.start()])[-1])
-        types = dict(zip(names, given, strict=False))
+        types = dict(zip(names, arguments, strict=False))
         return tuple(parameter(part, types) for part in split_top(inner)
                      if part.strip() not in ("", "void"))
     return None

@@ -129,8 +129,9 @@ class ShardedRun:
         weights = list(self.model.weights.values())
         for w in weights:
             w.grad = None
-        loss = (self.model.loss_sum(own)[0] / whole.tokens.numel() if len(own.tokens)
-                else sum(0 * w.sum() for w in weights))     # more ranks than sequences: no loss
+        loss = torch.stack([0 * w.sum() for w in weights]).sum()
+        if len(own.tokens):                     # else there are more ranks than sequences
+            loss = self.model.loss_sum(own)[0] / whole.tokens.numel()
         loss.backward()
         total = loss.detach().reshape(1)
         dist.all_reduce(total)

@@ -278,7 +278,7 @@ def test_a_damaged_state_is_refused_and_stays(tmp_path, command, monkeypatch, da
     saved.write_bytes(damage(saved.read_bytes()))
     before = saved.read_bytes()
     with pytest.raises(SystemExit, match=rf"{STATE}: expected the state of a training, found a "
-                                         rf"file that .* delete it to begin anew; kept: "):
+                                         rf"file that .* delete it to restart; kept: "):
         command()
     assert saved.read_bytes() == before
 
