@@ -221,7 +221,7 @@ class Tokenizer:
         self.own.no_truncation()        # what was set when it was saved: transformers takes neither
         self.own.no_padding()
         self.V = config.V
-        self.check(self.own.get_vocab(with_added_tokens=False).values(), f"{path} has")
+        self.check(list(self.own.get_vocab(with_added_tokens=False).values()), f"{path} has")
         self.path = path.with_name("tokenizer_config.json")
         self.entries = read_json(self.path) if self.path.exists() else {}
         marks = path.with_name("special_tokens_map.json")
@@ -236,7 +236,7 @@ class Tokenizer:
         if one is beyond the model's."""
         return self.check(self.own.encode(text).ids, "the text has")
 
-    def check(self, tokens, has):
+    def check(self, tokens: list[int], has: str) -> list[int]:
         """These tokens. ModelError if one is beyond the model's."""
         if (last := max(tokens, default=0)) >= self.V:
             raise ModelError(f"{has} a token number {last}, {self.own.id_to_token(last)!r}, "
