@@ -212,6 +212,7 @@ def from_file(lesson, file):
     sources = dict(lesson.stubs)
     labels = {k: str(file) for k in lesson.stubs}
     origins = {}
+    broken = {}
     for language, part in parts:
         if language not in sources:
             raise CourseError(f"{lesson.id} has no {SUFFIX[language]} exercises, but {file} holds "
@@ -220,14 +221,25 @@ def from_file(lesson, file):
             continue
         try:
             spliced = stub.splice(sources[language], part, language)
-        except (SyntaxError, ValueError):       # kept as it is: the verdict names the line
-            sources[language] = part
+        except (SyntaxError, ValueError) as error:
+            if file.suffix == ".ipynb":         # the other cells count all the same
+                broken |= {e.name: unreadable(file, part, error) for e in lesson.exercises
+                           if stub.seems_to_define(part, e.name, language)}
+            else:                               # kept as it is: the verdict names the line
+                sources[language] = part
             continue
         sources[language] = spliced.text
         if file.suffix != ".ipynb":
             origins[language] = spliced.origin
-    return Candidate(sources, labels, origins,
+    return Candidate(sources, labels, origins, broken=broken,
                      earlier=desk.Desk.find(options["desk"]).earlier(lesson))
+
+
+def unreadable(file, cell, error):
+    """Why a cell of a notebook cannot be read."""
+    line = getattr(error, "lineno", None) or 1
+    row = (cell.splitlines()[line - 1:line] or [""])[0].strip()
+    return f"{file}: line {line} of its cell: {getattr(error, 'msg', error)}\n    {row}".rstrip()
 
 
 def defines_any(lesson, text, language):

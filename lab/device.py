@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.course import ROOT
+from lab.course import ROOT, CourseError
 
 WORKER_BYTES = 3 * 2**30        # a grader with torch and Triton, and the processes that it starts
 MEMORY_FACTS = Path("/proc/meminfo")            # these three are there on Linux
@@ -193,7 +193,11 @@ def cache_folder():
     """Where compiled kernels and prepared lessons are kept between runs."""
     base = os.environ.get("XDG_CACHE_HOME")
     folder = (Path(base) if base else Path.home() / ".cache") / "three-floors"
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CourseError(f"cannot make {folder}, where what is compiled is kept: "
+                          f"{error.strerror}; XDG_CACHE_HOME may name another folder") from None
     return folder
 
 

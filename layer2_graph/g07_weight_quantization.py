@@ -211,7 +211,7 @@ def with_zero_point(w: Tensor, bits: int, group: int) -> Tensor:    # (…, K) -
     divisor = torch.where(scales > 0, scales, 1)
     zero = (-low[..., None] / divisor).round()
     codes = ((groups / divisor).round() + zero).clamp(0, top)
-    return ((codes - zero) * scales).flatten(-2)
+    return ((codes - zero) * scales).flatten(-2).to(w.dtype)
 
 
 # ---- a whole model
@@ -229,7 +229,7 @@ class Scheme(NamedTuple):
         return self.scales(w, self.levels, self.group or w.shape[-1])
 
     def rounded(self, w: Tensor) -> Tensor:
-        return round_trip(w, self.levels, self.scaled(w))
+        return round_trip(w, self.levels, self.scaled(w)).to(w.dtype)
 
     def llama(self, model: Llama) -> Llama:
         """A Llama with its matrices rounded by this scheme."""
@@ -303,14 +303,15 @@ def perplexity(model: Llama, documents: Sequence[Sequence[int]], rows: int = 16)
 def hessians(model: Llama, documents: Sequence[Sequence[int]]) -> dict[str, Tensor]:
     """{name of a matrix: (K, K)}: the sum of x xᵀ over all inputs x of the matrix in the documents.
 
-    It is half the second derivative of the squared error of w x with respect to a row of w.
+    In fp32 at least. It is half the second derivative of the squared error of w x by a row of w.
     """
     names = {id(w): name for name, w in model.weights.items() if is_matrix(name)}
     sums: dict[str, Tensor] = {}
 
     def matmul(x, w):
         if id(w) in names:
-            sums[names[id(w)]] = sums.get(names[id(w)], 0) + x.T @ x
+            own = x.to(torch.promote_types(x.dtype, torch.float32))
+            sums[names[id(w)]] = sums.get(names[id(w)], 0) + own.T @ own
         return model.ops.matmul(x, w)
 
     perplexity(Llama(model.config, model.weights, replace(model.ops, matmul=matmul)), documents)
@@ -350,8 +351,8 @@ def with_gptq(model: Llama, scheme: Scheme, hessian_of: dict[str, Tensor]) -> Ll
     """A Llama with its matrices rounded by GPTQ. hessian_of: what `hessians` returns"""
     def solved(name, w):
         scales = scheme.scaled(w)
-        codes = gptq(w, hessian_of[name], scheme.levels, scales)
-        return dequantize(codes, scheme.levels, scales)
+        codes = gptq(w.to(hessian_of[name].dtype), hessian_of[name], scheme.levels, scales)
+        return dequantize(codes, scheme.levels, scales).to(w.dtype)
 
     return with_matrices(model, solved)
 

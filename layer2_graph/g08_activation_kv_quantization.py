@@ -209,8 +209,9 @@ def with_outliers(model: Llama, channels: Sequence[int], times: float) -> Llama:
     factors = torch.ones(model.config.C)
     factors[channels] = times
     for norm, names in readers(model):
-        w[norm] = w[norm] * factors
-        w.update({name: w[name] / factors for name in names})
+        own = factors.to(w[norm].dtype)
+        w[norm] = w[norm] * own
+        w.update({name: w[name] / own for name in names})
     return Llama(model.config, w, model.ops)
 
 
@@ -220,7 +221,7 @@ def with_outliers(model: Llama, channels: Sequence[int], times: float) -> Llama:
 def with_kv(model: Llama, keys: Callable, values: Callable) -> Llama:
     """A Llama that stores keys(k) and values(v) in its cache instead of k and v, (T, G, D)."""
     def write_kv(k, v, *pages):
-        return model.ops.write_kv(keys(k), values(v), *pages)
+        return model.ops.write_kv(keys(k).to(k.dtype), values(v).to(v.dtype), *pages)
 
     return Llama(model.config, model.weights, replace(model.ops, write_kv=write_kv))
 

@@ -20,7 +20,8 @@ class Launches(TorchDispatchMode):
 
     A launch is a call of a kernel of a `Kernels` table, or one of PyTorch's operations that makes
     or changes an array. Views move nothing and are not counted, nor is memory that is only set
-    aside, nor are the operations that a kernel's own launcher is made of.
+    aside, nor an array of no numbers, nor are the operations that a kernel's own launcher is made
+    of.
     `seen.counting(table)` is the same table, whose calls count.
     """
 
@@ -31,7 +32,7 @@ class Launches(TorchDispatchMode):
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         result = operation(*args, **(kwargs or {}))
-        launched = any(hasattr(leaf, "data_ptr") for leaf in tree_leaves(result))
+        launched = any(hasattr(leaf, "data_ptr") and leaf.numel() for leaf in tree_leaves(result))
         name = operation.overloadpacket.__name__
         free = operation.is_view or name in FREE
         if launched and not free and not self.inside:

@@ -46,11 +46,18 @@ def code(text, label):
         if cell["cell_type"] != "code":
             continue
         body = source(cell)
-        if body.lstrip().startswith("%%cuda"):
-            cells.append(("cuda", body.lstrip().split("\n", 1)[1] if "\n" in body.lstrip() else ""))
-        elif not body.lstrip().startswith("%%") or body.lstrip().startswith(RUNS_HERE):
-            cells.append(("python", without_magics(body)[0]))
+        if read := language_and_text(body):
+            cells.append(read)
     return cells
+
+
+def language_and_text(body):
+    """(language, text without IPython's own lines) of a cell, None where another magic has it."""
+    first, _, rest = body.lstrip().partition("\n")
+    magic = first.split()[0] if first.startswith("%%") else ""
+    if magic == "%%cuda":
+        return "cuda", rest
+    return ("python", without_magics(body)[0]) if magic in ("", *RUNS_HERE) else None
 
 
 def without_magics(text):

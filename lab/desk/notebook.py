@@ -97,6 +97,8 @@ class NotebookLesson:
 
         try:
             exercise = self.lesson.exercise(name)
+            if take not in (None, "cell", "file"):
+                raise CourseError(f'take: expected "cell" or "file", found {take!r}')
             candidate, note = self.candidate(exercise, take)
             verdicts = forked.grade(self.lesson, candidate, [name])
             if self.desk:
@@ -268,17 +270,33 @@ def executed(exercise):
     own = None
     others = []
     for raw in reversed(CELLS):
-        text = raw.lstrip()
-        cuda = text.startswith("%%cuda")
-        if cuda:
-            text = text.partition("\n")[2]
-        else:
-            text, _ = ipynb.without_magics(text)
+        language, text = ipynb.language_and_text(raw) or ("", "")
+        cuda = language == "cuda"
+        if language == "python":
+            text = without_calls(text)
         if own is None and cuda == (exercise.language == "cuda") and defines(text, exercise):
             own = text
-        elif not cuda:
+        elif language == "python":
             others.append(text)
     return own, others
+
+
+HANDLE = "lesson"           # what the first cell of a notebook calls it
+
+
+def without_calls(text):
+    """A cell without lines such as lesson.check("…"), which are no part of an answer."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return text
+    rows = text.split("\n")
+    for node in tree.body:
+        call = node.value if isinstance(node, ast.Expr) else None
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and \
+                isinstance(call.func.value, ast.Name) and call.func.value.id == HANDLE:
+            rows[node.lineno - 1:node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)
+    return "\n".join(rows)
 
 
 def defines(text, exercise):
@@ -325,6 +343,8 @@ def cuda_magic(lesson):
     """%%cuda: compile the cell inside the lesson's file, and point at the learner's own line."""
     def cuda(line, cell):
         simulator = importlib.import_module("lab.simulator")
+        if "cuda" not in lesson.stubs:
+            return Note("not compiled", f"{lesson.id} has no CUDA exercises")
         try:
             spliced = stub.splice(lesson.stubs["cuda"], cell, "cuda")
         except ValueError as error:

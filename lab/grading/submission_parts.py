@@ -134,7 +134,7 @@ def cell(name, number, source):
     if head.startswith("%%cuda"):
         body = source.lstrip().partition("\n")[2]
         return Part(name, number, "cuda", stub.one_newline("\n" * (above + 1) + body))
-    if head.startswith("%%") and not head.startswith(ipynb.RUNS_HERE):
+    if head.startswith("%%") and head.split()[0] not in ipynb.RUNS_HERE:
         return None
     return Part(name, number, "python", stub.one_newline(source))
 

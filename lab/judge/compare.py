@@ -154,10 +154,11 @@ def numbers(got, what):
 
 def differs(value, want, tolerance):
     """Where `value` is not `want`. NaN equals only NaN, an infinity only itself."""
-    if want.dtype.kind in "bi" and value.dtype.kind in "biu":
+    if want.dtype.kind in "biu" and value.dtype.kind in "biu":
         return value != want
-    value = value.astype(np.float64)
-    want = want.astype(np.float64)
+    wide = np.complex128 if "c" in (value.dtype.kind, want.dtype.kind) else np.float64
+    value = value.astype(wide)
+    want = want.astype(wide)
     finite = np.isfinite(want)
     scale = np.abs(want[finite]).max(initial=0.0)
     with np.errstate(invalid="ignore"):

@@ -101,6 +101,7 @@ class Grader:
     def __init__(self, lesson, more=QUICK_IMPORTS, earlier=(), names=None, place=None):
         """earlier: as all candidates have it    names: of the exercises, all if None
         place: the Servers that fork it, None for servers.common()"""
+        device.cache_folder()                   # its CourseError comes here, not as a verdict
         request = {"lesson": lesson.id, "fingerprint": lesson.fingerprint}
         self.child = Child(__name__, request, (*more, *modules(lesson, earlier, names)), place)
 

@@ -57,15 +57,22 @@ class Messages:
             return type(line) is int and any(stub.holds(source, name, language, line)
                                              for name in own)
 
-        led = [] if in_exercise(error.line) else filter(in_exercise, error.callers)
-        places = [self.line_of(language, line) for line in [*[*led][-1:], error.line]]
-        return "\n    which calls ".join([places[0], *(place.strip() for place in places[1:])])
+        led = [line for line in error.callers if in_exercise(line) and self.line_of(language, line)]
+        if in_exercise(error.line) and self.line_of(language, error.line):
+            led = []
+        places = [place for line in [*led[-1:], error.line]
+                  if (place := self.line_of(language, line))]
+        return "\n    which calls ".join([*places[:1], *(place.strip() for place in places[1:])])
 
     def line_of(self, language, line):
-        """A line of the candidate as its author knows it, with its text."""
+        """A line of the candidate as its author knows it, with its text; "" for one that the course
+        put there."""
         lines = self.candidate.sources[language].splitlines()
         if type(line) is not int or not 0 < line <= len(lines):
             return ""                   # the child's own word: it may be wrong
+        origin = self.candidate.origins.get(language)
+        if origin and line <= len(origin) and origin[line - 1] is None:
+            return ""
         text = lines[line - 1].strip()
         return (f"\n    {self.candidate.labels[language]}, "
                 f"line {told(self.candidate, language, line)}: {text}")

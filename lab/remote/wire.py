@@ -9,6 +9,7 @@ import json
 import math
 import struct
 import sys
+from collections import Counter, OrderedDict, defaultdict
 
 import numpy as np
 
@@ -16,6 +17,7 @@ HEAD = struct.Struct(">QQ")              # bytes of JSON, bytes of arrays
 MAX_JSON_BYTES = 16 * 2**20  # bytes of JSON in a limited reply: a list of 3 takes 64 when read
 MAX_ELEMENTS = 2**28        # of an array: strides of 0 make any number out of a few bytes
 PLAIN = (type(None), bool, int, float, str)
+DICTS = (dict, Counter, OrderedDict, defaultdict)       # they arrive as a dict
 DTYPES = {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
           "float16", "float32", "float64", "complex64", "complex128"}
 TENSOR_DTYPES = (DTYPES - {"uint16", "uint32", "uint64"}
@@ -56,7 +58,7 @@ class Packer:
             return [self.tree(x) for x in v]
         if type(v) is tuple:
             return {"$": "tuple", "items": [self.tree(x) for x in v]}
-        if type(v) is dict:
+        if type(v) in DICTS:
             return {"$": "dict", "items": [[self.tree(k), self.tree(x)] for k, x in v.items()]}
         if type(v) is bytes:
             return {"$": "bytes", "at": self.add(v)}
@@ -90,7 +92,7 @@ class Packer:
     def tensor(self, v):
         import torch
 
-        t = torch.Tensor.detach(v)
+        t = torch.Tensor.detach(v).resolve_conj().resolve_neg()
         if t.device.type != "cpu":
             raise Unsendable(f"a tensor on {t.device} does not cross: move it to the CPU first")
         if t.layout != torch.strided:
@@ -232,9 +234,12 @@ def frame(message, buffers):
 def read_frame(read, largest=math.inf):
     """(message, buffers) from `read(n)`, which returns exactly n bytes or raises EOFError."""
     text_size, data_size = HEAD.unpack(read(HEAD.size))
-    if text_size + data_size > largest or largest < math.inf and text_size > MAX_JSON_BYTES:
+    if text_size + data_size > largest:
         raise WireError(f"a reply of {text_size + data_size:,} bytes; at most {largest:,} are "
                         f"allowed")
+    if largest < math.inf and text_size > MAX_JSON_BYTES:
+        raise WireError(f"a reply with {text_size:,} bytes of JSON, which lists become; at most "
+                        f"{MAX_JSON_BYTES:,} are allowed")
     try:
         head = json.loads(read(text_size))
         message = head["message"]

@@ -110,7 +110,8 @@ def fuse_rmsnorm(module: GraphModule, ops: Kernels) -> int:
         w = got["w"]
         eps = got["eps"]
         if rows_alike(x, node) and isinstance(eps, float) and isinstance(w, Node) and (
-                w.meta["val"].shape == x.meta["val"].shape[1:]):
+                w.meta["val"].shape == x.meta["val"].shape[1:]) and (
+                w.meta["val"].dtype == x.meta["val"].dtype):
             rewrite(node, ops.rmsnorm, (x, w, eps), "mean + scale")
             places += 1
     return places
@@ -211,9 +212,18 @@ def match_turn(module: GraphModule, node: Any) -> dict | None:
     written = any(memory in writes(n) for n in order[order.index(first):])
     alone = not written and readers <= inner and memory.op == "call_function" and all(
         set(n.users) <= inner for n in inner - shared - {node})
-    fits = rows_alike(*angles) and x.meta["val"].dim() == 3 and all(
-        a.meta["val"].dtype == torch.float32 for a in (x, *angles))
-    return got if alone and fits and not written_between(angles, first, node) else None
+    free = alone and not written_between(angles, first, node)
+    return got if free and can_turn(x, angles) else None
+
+
+def can_turn(x: Any, angles: tuple) -> bool:
+    """Are these heads (T, H, D) in memory of their own, with D / 2 angles for each token?"""
+    heads = x.meta["val"]
+    if not rows_alike(*angles) or heads.dim() != 3 or 0 in heads.stride():
+        return False
+    shape = len(heads), heads.shape[-1] // 2
+    return angles[0].meta["val"].shape == shape and all(
+        node.meta["val"].dtype == torch.float32 for node in (x, *angles))
 
 
 def repeat(name: str) -> tuple:       # as often as a key head has query heads
@@ -237,8 +247,8 @@ def fuse_attention(module: GraphModule, ops: Kernels) -> int:
         q, k, v, later = (got[name] for name in ("q", "k", "v", "later"))
         T, H, _ = q.meta["val"].shape
         mask = fixed_value(module, later)
-        if mask is None or not torch.equal(mask, torch.ones_like(mask).triu(1)) or (
-                mask.shape != (T, T)) or got["copies"] * k.meta["val"].shape[1] != H:
+        if mask is None or mask.shape != (T, T) or not torch.equal(
+                mask, torch.ones_like(mask).triu(1)) or got["copies"] * k.meta["val"].shape[1] != H:
             continue
         one = [insert(node, aten.unsqueeze.default, (a, 0), a.meta["val"][None], "one")
                for a in (q, k, v)]

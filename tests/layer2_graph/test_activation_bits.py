@@ -13,6 +13,7 @@ from lab.course import ROOT
 from layer1_kernels import kernels
 from layer2_graph import (
     LEVELS,
+    Llama,
     PagedCache,
     QuantizedCache,
     Tokenizer,
@@ -119,6 +120,18 @@ def test_a_quantized_cache_is_a_cache_of_rounded_numbers(kinds):
         generate_on(PagedCache(model.config, 2, 40), rounded, prompts, 8)
     with pytest.raises(ValueError, match="there is room for 40"):
         cache.step([[1] * 38, [1]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("change", [
+    lambda m: with_kv(m, by_token(LEVELS["int8"]), by_channel(LEVELS["int8"])),
+    lambda m: with_outliers(m, [1, 5], 50)])
+def test_a_model_of_16_bits_stays_one(dtype, change):
+    model = random_llama()
+    model = Llama(model.config, {name: w.to(dtype) for name, w in model.weights.items()}, model.ops)
+    documents = [[3, 1, 4, 1, 5], [9, 2, 6]]
+    right = perplexity(model, documents)
+    assert perplexity(change(model), documents) == pytest.approx(right, rel=0.1)
 
 
 def test_bytes_are_counted_from_the_arrays(small):

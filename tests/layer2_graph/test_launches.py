@@ -18,6 +18,7 @@ X = torch.ones(2, 3)
     (lambda: X.clone().add_(1), ["clone", "add_"]),                 # in place
     (lambda: batch_norm(X, X[0], X[0]), ["native_batch_norm"]),
     (lambda: X.sum().item(), ["sum"]),                              # makes no array
+    (lambda: X[2:].fill_(1), []),                                   # nothing to fill
 ])
 def test_operations_of_pytorch(run, names):
     with Launches() as seen:

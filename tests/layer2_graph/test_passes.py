@@ -163,6 +163,7 @@ def rows(*shape, dtype=torch.float32):
     lambda x, w: norm(x[None], w, 1e-5),                                            # three axes
     lambda x, w: norm(x, w[None], 1e-5),
     lambda x, w: norm(x, w.double(), 1e-5),
+    lambda x, w: norm(x, w.bfloat16(), 1e-5),
 ])
 def test_what_is_no_rmsnorm_stays(function):
     assert not any("rmsnorm" in name for name in
@@ -334,6 +335,8 @@ def test_attention_is_fused_where_the_mask_is_the_causal_one():
         return (scores.softmax(-1) @ v.transpose(0, 1)).transpose(0, 1)
 
     assert not fused(given_mask, q, k, v, torch.ones(5, 5).triu(1).bool())
+    for flat in (lambda: torch.arange(5) > 2, lambda: (torch.arange(5) > 2)[None]):
+        assert not fused(lambda q, k, v, flat=flat: given_mask(q, k, v, flat()), q, k, v)
 
 
 def test_a_turn_is_done_in_place_only_where_nobody_else_reads():
@@ -373,9 +376,20 @@ def test_a_turn_is_done_in_place_only_where_nobody_else_reads():
     def other_angles(q, k, cos, sin):
         return turn(q * 2, *angles(cos, sin)), turn(k * 2, *angles(sin, cos))
 
+    def one_row_of_angles(q, k, cos, sin):
+        return own(q, k, cos[:1] * 1, sin[:1] * 1)
+
+    def one_angle_a_token(q, k, cos, sin):
+        return own(q, k, cos[:, :1] * 1, sin[:, :1] * 1)
+
+    def one_key_head_for_two(q, k, cos, sin):
+        k = (k * 2).expand(-1, 2, -1)
+        return turn(q * 2, *angles(cos, sin)), turn(k, *angles(cos, sin))
+
     assert fused(own)
-    for function in (inputs_are_kept, q_is_returned, through_a_view, q_is_written_after, k_needs_q,
-                     other_angles):
+    for function in (
+            one_row_of_angles, one_angle_a_token, one_key_head_for_two, inputs_are_kept,
+            q_is_returned, through_a_view, q_is_written_after, k_needs_q, other_angles):
         assert not fused(function), function.__name__
 
 

@@ -17,7 +17,9 @@ from layer2_graph import (
     LEVELS,
     ContiguousCache,
     Launches,
+    Llama,
     PackedWeight,
+    Scheme,
     Work,
     absmax_scales,
     absmean_scales,
@@ -40,6 +42,7 @@ from layer2_graph import (
     round_trip,
     schemes,
     unpack,
+    with_gptq,
     with_matrices,
     with_zero_point,
 )
@@ -155,6 +158,19 @@ def test_hessians_are_sums_of_rows():
     first = sums["model.layers.0.self_attn.q_proj.weight"]
     torch.testing.assert_close(first, x.T @ x)
     assert sums["model.layers.1.mlp.down_proj.weight"].shape == (48, 48)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_model_of_16_bits_is_rounded_too(dtype):
+    model, documents = tiny(), [[3, 1, 4, 1, 5], [9, 2, 6]]
+    model = Llama(model.config, {name: w.to(dtype) for name, w in model.weights.items()}, model.ops)
+    scheme = Scheme(LEVELS["int8"], 16, absmax_scales, 16)
+    sums = hessians(model, documents)
+    assert {own.dtype for own in sums.values()} == {torch.float32}
+    for other in (scheme.llama(model), with_gptq(model, scheme, sums),
+                  with_matrices(model, lambda _, w: with_zero_point(w, 8, 16))):
+        assert {w.dtype for w in other.weights.values()} == {dtype}
+        assert perplexity(other, documents) == pytest.approx(perplexity(model, documents), rel=0.1)
 
 
 def test_fewer_bits_are_a_larger_error(small):

@@ -176,6 +176,26 @@ def test_a_bare_answer_and_a_notebook_as_file(tmp_path):
     assert done.returncode == 3 and "1 pass, 6 not attempted" in done.stdout
 
 
+@pytest.mark.parametrize("turn", [1, -1])
+def test_a_cell_that_cannot_be_read_costs_its_own_exercise(tmp_path, turn):
+    cells = ["def count_add(n, itemsize):\n    return n, 3 * n * itemsize\n",
+             "# mine\ndef bound(flops, moved, peak, bandwidth)\n    return 1\n"][::turn]
+    (tmp_path / "a.ipynb").write_text(json.dumps({"cells": [
+        {"cell_type": "code", "metadata": {}, "source": source} for source in cells]}))
+    done = lab("check", "r01_roofline", "--file", tmp_path / "a.ipynb")
+    assert done.returncode == 1 and "1 pass, 1 fail, 5 not attempted" in done.stdout
+    assert "a.ipynb: line 2 of its cell: expected ':'" in done.stdout
+
+
+def test_a_cache_that_cannot_be_made_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "a.py").write_text("def count_add(n, itemsize):\n    return n, 3 * n * itemsize\n")
+    done = lab("check", "r01_roofline/count_add", "--file", tmp_path / "a.py",
+               XDG_CACHE_HOME=str(tmp_path / "file"))
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert "XDG_CACHE_HOME may name another folder" in done.stderr
+
+
 def test_lines_are_those_of_the_learners_own_file(tmp_path):
     text = "# one\n# two\n\ndef count_add(n, itemsize):\n    return n, 1 / 0\n"
     (tmp_path / "a.py").write_text(text)

@@ -149,6 +149,33 @@ def test_magics_are_no_part_of_an_answer(live, more):
     assert "pass" in live.run('lesson.check("count_add", take="cell")')
 
 
+def test_a_check_in_the_cell_of_the_answer_is_no_part_of_it(live, desk):
+    shown = live.run(ADD.format(3) + '\n\nlesson.check("count_add",\n             take="cell")\n')
+    assert "pass: count_add" in shown and "lesson.check" not in text(desk)
+
+
+@pytest.mark.parametrize("other", ["%%bash\necho 'def count_add(n, itemsize): return 0, 0'",
+                                   "%%writefile {}/x.py\ndef count_add(n, itemsize):\n    pass"])
+def test_cells_of_other_magics_are_no_answers(live, tmp_path, other):
+    live.run(ADD.format(3))
+    live.run(other.format(tmp_path))
+    assert "pass: count_add" in live.run('lesson.check("count_add", take="cell")')
+
+
+def test_take_is_one_of_two_words(live, desk):
+    before = text(desk)
+    live.run(ADD.format(7))
+    shown = live.run('lesson.check("count_add", take="File")')
+    assert "refused" in shown and 'take: expected "cell" or "file", found' in shown
+    assert text(desk) == before
+    live.run(ADD.format(3))
+
+
+def test_a_cuda_cell_in_a_lesson_without_cuda_is_one_sentence(live):
+    shown = live.run("%%cuda\nint x;\n")
+    assert "r01_roofline has no CUDA exercises" in shown and "Traceback" not in shown
+
+
 def test_a_kernel_that_is_not_closed_is_one_sentence(live_cuda):
     open_kernel = KERNEL.format("if (i < n)").rstrip().removesuffix("}")
     shown = live_cuda.run(open_kernel)

@@ -355,6 +355,7 @@ def test_a_percent_sign_that_is_python_stays():
 
 def test_a_cell_under_time_defines_and_one_under_bash_does_not():
     assert got(of(("hw.ipynb", ["%%time\n" + MERGE]))[0], "merge")
+    assert not got(of(("hw.ipynb", ["%%timeit\n" + MERGE]))[0], "merge")      # it keeps no name
     assert got(of(("hw.ipynb", ["%%bash\n" + MERGE]))[0], "merge") is None
 
 

@@ -57,6 +57,22 @@ def test_what_is_wrong_itself_stays_wrong_and_keeps_its_own_lines():
     assert "Judged" not in message          # the same with the course's own helper
 
 
+def test_the_courses_own_lines_are_not_shown_as_the_learners():
+    """sent_by is still a stub, and the course's own raises for a misspelt collective."""
+    lesson = course.find("o04_training_math")
+    from lab.stub import extract, splice
+    own = extract(lesson.sources["python"], "step_bytes", "python")
+    own = own.replace("all_reduce", "allreduce")
+    wrong = splice(lesson.stubs["python"], own, "python").text
+    row = graded(lesson, Candidate({"python": wrong}, {"python": "mine"}), ["step_bytes"])
+    message = row["step_bytes"].message
+    assert row["step_bytes"].verdict == "fail" and "KeyError: 'allreduce'" in message
+    shown = [line.partition(": ")[2].strip() for line in message.splitlines()
+             if line.strip().startswith("mine, line ")]
+    assert shown and all(line in wrong for line in shown), message
+    assert "tours" not in message
+
+
 def test_a_syntax_error_in_cuda_stops_its_own_kernel_alone():
     lesson = course.find("k03_reduce")
     text = lesson.sources["cuda"]

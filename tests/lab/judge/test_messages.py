@@ -31,6 +31,16 @@ def test_what_nobody_wrote_is_not_told_as_a_number_that_was_computed():
         compare.agree(np.array([1.0, 3.0]), np.array([1.0, 2.0]), 0, "y", unwritten=7)
 
 
+@pytest.mark.parametrize("got, want", [
+    (np.array([1 + 5j, 2]), np.array([1.0, 2.0])),
+    (np.array([2 ** 63 + 1], np.uint64), np.array([2 ** 63], np.uint64)),
+    (np.array([1_000_001]), np.array([1_000_000], np.uint32))])
+def test_numbers_that_only_look_alike(got, want):
+    """An imaginary part counts, and whole numbers are equal or not."""
+    with pytest.raises(AssertionError, match="expected"):
+        compare.agree(got, want, 1e-5, "y")
+
+
 def test_a_mistake_that_gives_the_right_answer_explains_nothing():
     """With a single row, say, "only the first row" is right. The very array of right answers stands
     for a loss of digits."""

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+from collections import Counter, OrderedDict, defaultdict
 
 import numpy as np
 import pytest
@@ -149,3 +150,17 @@ def test_deep_nesting_is_a_wire_error():
     stream = io.BytesIO(wire.HEAD.pack(len(text), 0) + text)
     with pytest.raises(wire.WireError):
         wire.unpack(*wire.read_frame(stream.read))
+
+
+@pytest.mark.parametrize("value", [
+    Counter("aab"), OrderedDict(b=1, a=2), defaultdict(list, a=[1])], ids=repr)
+def test_dictionaries_of_the_standard_library_arrive_as_plain_ones(value):
+    back = cross(value)
+    assert type(back) is dict and back == value and list(back) == list(value)
+
+
+def test_a_tensor_arrives_as_it_reads():
+    """Conjugates and negations are kept as a note at the tensor, not in its numbers."""
+    x = torch.tensor([1 + 2j, 3 - 4j])
+    for view in (x.conj(), x.conj().imag, x.conj().real):
+        assert torch.equal(cross(view), view.resolve_conj().resolve_neg())
