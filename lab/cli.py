@@ -5,6 +5,7 @@ Each is a few lines over the module that does the work, imported then: `lab --he
 
 import ast
 import json
+import re
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
@@ -201,19 +202,19 @@ def chosen(what, file, on=None):
 def from_file(lesson, file):
     """The candidate made from the stubs and a file."""
     from lab import stub
-    from lab.desk import desk, ipynb
+    from lab.desk import desk, ipynb, texts
     from lab.judge.candidate import Candidate
 
     if file.suffix not in (".py", ".cu", ".ipynb"):
         raise CourseError(f"{file}: expected a .py, .cu or .ipynb file")
-    text = desk.read_given(file)
+    text = texts.read_given(file)
     parts = (ipynb.code(text, str(file)) if file.suffix == ".ipynb" else
-             [(lesson.language(file), text)])
+             [(lesson.language(file), text, None)])
     sources = dict(lesson.stubs)
     labels = {k: str(file) for k in lesson.stubs}
     origins = {}
     broken = {}
-    for language, part in parts:
+    for language, part, cell in parts:
         if language not in sources:
             raise CourseError(f"{lesson.id} has no {SUFFIX[language]} exercises, but {file} holds "
                               "some")
@@ -223,7 +224,7 @@ def from_file(lesson, file):
             spliced = stub.splice(sources[language], part, language)
         except (SyntaxError, ValueError) as error:
             if file.suffix == ".ipynb":         # the other cells count all the same
-                broken |= {e.name: unreadable(file, part, error) for e in lesson.exercises
+                broken |= {e.name: unreadable(file, cell, part, error) for e in lesson.exercises
                            if stub.seems_to_define(part, e.name, language)}
             else:                               # kept as it is: the verdict names the line
                 sources[language] = part
@@ -235,11 +236,14 @@ def from_file(lesson, file):
                      earlier=desk.Desk.find(options["desk"]).earlier(lesson))
 
 
-def unreadable(file, cell, error):
-    """Why a cell of a notebook cannot be read."""
-    line = getattr(error, "lineno", None) or 1
-    row = (cell.splitlines()[line - 1:line] or [""])[0].strip()
-    return f"{file}: line {line} of its cell: {getattr(error, 'msg', error)}\n    {row}".rstrip()
+def unreadable(file, cell, text, error):
+    """Why a code cell of a notebook, its text, cannot be read. cell: its number"""
+    from lab import stub
+
+    reason = f"line {error.lineno}: {error.msg}" if isinstance(error, SyntaxError) else str(error)
+    place = re.match(r"line (\d+)", reason)
+    rows = stub.one_newline(text).split("\n")[int(place[1]) - 1:] if place else []
+    return f"{file}, code cell {cell}, {reason}\n    {''.join(rows[:1]).strip()}".rstrip()
 
 
 def defines_any(lesson, text, language):

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from lab.course import CourseError
 
@@ -57,7 +58,7 @@ def own_desk(folder=None):
 
 def print_verdicts(lesson, candidate, verdicts):
     """Print each verdict as it comes; the list of them. On a terminal a line says how far it is."""
-    console.print(f"[bold]{lesson.id}[/]   {candidate.source()}", markup=True)
+    console.print(f"[bold]{lesson.id}[/]   {escape(candidate.source())}")
     rows = []
     with console.status("the first exercise is running") as status:
         for v in verdicts:

@@ -1,6 +1,7 @@
 """The learner's side: their files, their notebook, hints.
 
 desk       the folder with the lessons' files: what passed, what was put aside
+texts      texts that are read, written and told apart
 merge      a learner's text merged with a new version of the course's
 notebook   open_lesson, lesson.check, mine and own
 ipynb      notebook files as data

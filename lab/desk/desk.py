@@ -8,7 +8,6 @@ work/.lab/                      desk.json, and the stubs as they were handed out
 
 import contextlib
 import fcntl
-import hashlib
 import importlib.util
 import json
 import os
@@ -21,6 +20,7 @@ from pathlib import Path
 from lab import course, stub
 from lab.course import ROOT, SPEED, SUFFIX, CourseError
 from lab.desk import merge
+from lab.desk.texts import read, sha, writing
 from lab.judge.candidate import Candidate
 
 EMPTY = {"lessons": {}, "passed": {}, "hints": {}, "predictions": {}, "synced": {}, "cells": {}}
@@ -213,8 +213,9 @@ class Desk:
     def write_cell(self, lesson, exercise, cell, take=None):
         """Splice a notebook cell into the desk's file: the file is what is graded.
 
-        CourseError if the exercise in the file is no longer what the notebook last wrote there:
-        then `take` says which of the two to go on with, "cell" or "file". The other is kept.
+        CourseError if the exercise in the file, or a helper, is no longer what the notebook last
+        wrote there: then `take` says which of the two to go on with, "cell" or "file". The other
+        is kept.
         """
         language = exercise.language
         state = self.state()
@@ -222,9 +223,11 @@ class Desk:
         text = read(path, self.label(path))
         self.parsed(path, text, language)
         spliced = stub.splice(text, cell, language).text
+        helper = None
         if last := state["cells"].get(exercise.id):
             others = [t for e, t in state["cells"].items() if e != exercise.id
                       and e in {o.id for o in lesson.exercises if o.language == language}]
+            helper = merge.edited_helper(text, last, cell, others, exercise)
             spliced = merge.forget(spliced, last, [cell, lesson.stubs[language], *others], language)
 
         def digest(source):
@@ -237,7 +240,9 @@ class Desk:
         if in_cell == untouched and in_file != untouched and take is None:
             take = "file"                   # an empty cell never overwrites work
         if take is None and in_file not in (known, in_cell, untouched):
-            raise self.two_versions(exercise, path, text)
+            raise self.two_versions(exercise, exercise.name, path, text)
+        if take is None and helper:
+            raise self.two_versions(exercise, helper, path, text)
         if take != "file" and spliced != text:
             self.keep(path)
             self.write(path, spliced)
@@ -247,11 +252,11 @@ class Desk:
                 state["cells"][exercise.id] = cell
         return take or "cell"
 
-    def two_versions(self, exercise, path, text):
-        """The CourseError of `write_cell`."""
-        line = stub.find_line(text, exercise.name, exercise.language)
+    def two_versions(self, exercise, name, path, text):
+        """The CourseError of `write_cell`. name: what has them, the exercise or a helper of it"""
+        line = stub.find_line(text, name, exercise.language)
         return CourseError(
-            f"{exercise.name} has two versions: this notebook's cell, and "
+            f"{name} has two versions: this notebook's cell, and "
             f"{self.label(path)}, line {line}, which was edited since. Nothing was changed. "
             f"Go on with the one you want: lesson.check({exercise.name!r}, take=\"cell\") or "
             f"lesson.check({exercise.name!r}, take=\"file\").")
@@ -274,13 +279,11 @@ class Desk:
         if not self.has(lesson):
             raise CourseError(f"{lesson.id} is not on the desk: nothing to reset")
         aside = []
-        for suffix, text in self.handed_out(lesson).items():
-            path = self.path(lesson, suffix)
-            if exercise is not None and path.exists():
-                mine = read(path, self.label(path))
-                if suffix == SUFFIX[exercise.language]:
-                    self.parsed(path, mine, exercise.language)
-                text = merge.without(mine, text, exercise, suffix)
+        texts = {self.path(lesson, suffix): text
+                 for suffix, text in self.handed_out(lesson).items()}
+        if exercise is not None:            # all are read before one is written
+            texts = {path: self.without(path, text, exercise) for path, text in texts.items()}
+        for path, text in texts.items():
             if path.exists():
                 if path.read_bytes() == text.encode():
                     continue
@@ -291,6 +294,15 @@ class Desk:
             for part in ("passed", "synced", "cells"):
                 state[part] = {k: v for k, v in state[part].items() if k not in names}
         return aside
+
+    def without(self, path, handed_out, exercise):
+        """The text of a file of the desk with one exercise put back to the stub."""
+        if not path.exists():
+            return handed_out
+        mine = read(path, self.label(path))
+        if path.suffix == SUFFIX[exercise.language]:
+            self.parsed(path, mine, exercise.language)
+        return merge.without(mine, handed_out, exercise, path.suffix)
 
     # ---- what passed
 
@@ -363,38 +375,3 @@ class Desk:
             sys.modules[name] = module
             spec.loader.exec_module(module)
         return sys.modules[name]
-
-
-# ---- texts
-
-
-def sha(text):
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def read_given(path):
-    """The text of a file that the user named."""
-    return read(path, str(path), f"no file {path}")
-
-
-def read(path, label, missing=None):
-    """The text of a file; CourseError in one line where it cannot be read."""
-    try:
-        return path.read_text("utf-8")
-    except FileNotFoundError:
-        raise CourseError(missing or
-                          f"{label} is missing: `lab reset` brings the stub back") from None
-    except UnicodeDecodeError:
-        raise CourseError(f"{label} is not UTF-8 text") from None
-    except OSError as error:
-        raise CourseError(f"cannot read {label}: {error.strerror}") from None
-
-
-@contextlib.contextmanager
-def writing(desk):
-    try:
-        yield
-    except OSError as error:
-        raise CourseError(
-            f"cannot write {error.filename or desk.folder}: {error.strerror}"
-        ) from None

@@ -1,12 +1,12 @@
 """Notebook files as data: whose cells are whose, and how a learner's survive a new version."""
 
 import ast
+import difflib
 import json
-import re
 
+from lab import stub
 from lab.course import CourseError
 
-MAGIC = re.compile(r"[%!?]|[\w, \t]+=[ \t]*[%!]|[\w.]+\?+$")       # matches a stripped line
 RUNS_HERE = ("%%time", "%%capture", "%%prun")       # cell magics whose cell still defines its names
 
 
@@ -39,15 +39,15 @@ def exercise_of(cell):
 
 
 def code(text, label):
-    """(language, text) of every code cell, in order; cells of other magics are left out, and
-    IPython's own lines."""
+    """(language, text, number) of every code cell, in order and from 1 on; cells of other magics
+    are left out, and IPython's own lines. The text's lines are the cell's."""
+    bodies = [source(cell) for cell in load(text, label)["cells"] if cell["cell_type"] == "code"]
     cells = []
-    for cell in load(text, label)["cells"]:
-        if cell["cell_type"] != "code":
-            continue
-        body = source(cell)
+    for number, body in enumerate(bodies, 1):
         if read := language_and_text(body):
-            cells.append(read)
+            language, text = read
+            above = "\n" * (body.count("\n") - text.count("\n"))        # %%cuda, empty lines
+            cells.append((language, above + text, number))
     return cells
 
 
@@ -67,13 +67,27 @@ def without_magics(text):
         ast.parse(text)
         return text, []
     except (SyntaxError, ValueError):
-        rows, gone = text.split("\n"), []
-    for number, row in enumerate(rows):
+        rows, gone = stub.one_newline(text).split("\n"), []
+    for number in own_lines(rows):
+        row = rows[number]
         indent = row[:len(row) - len(row.lstrip())]
-        if MAGIC.match(row.strip()):
-            gone.append(row.strip())
-            rows[number] = f"{indent}pass" if indent else ""
+        gone.append(row.strip())
+        rows[number] = f"{indent}pass" if indent else ""
     return "\n".join(rows), gone
+
+
+def own_lines(rows):
+    """The numbers of the lines that IPython would not run as they stand."""
+    from IPython.core.inputtransformer2 import TransformerManager
+
+    lines = [f"{row}\n" for row in rows]
+    try:
+        runs = TransformerManager().do_token_transforms(list(lines))
+    except RuntimeError:                    # more than it would change in a cell
+        return []
+    changes = difflib.SequenceMatcher(None, lines, runs, autojunk=False).get_opcodes()
+    return [number for kind, first, end, *_ in changes if kind != "equal"
+            for number in range(first, end)]
 
 
 def same_cells(text, other):

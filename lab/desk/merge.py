@@ -57,6 +57,23 @@ def forget(text, cell, keep, language):
     return (_forget_python if language == "python" else _forget_cuda)(text, cell, keep)
 
 
+def edited_helper(text, last, cell, others, exercise):
+    """The name of a helper that was edited in the file: it differs from the cell of its exercise,
+    from the cell that was written last, and from those of other exercises, `others`. None if there
+    is none."""
+    def form(source, name):
+        return stub.normalised(source, name, exercise.language)
+
+    for name in stub.definitions(last, exercise.language):
+        if f"{exercise.name}.".startswith(f"{name}."):
+            continue                        # the exercise itself, or its class
+        there, wanted = form(text, name), form(cell, name)
+        if None not in (there, wanted) and there not in (
+                wanted, *(form(other, name) for other in (last, *others))):
+            return name
+    return None
+
+
 def _forget_python(text, cell, keep):
     nodes = {name for other in keep for name in stub.definitions(other, "python")}
     nodes |= {ast.dump(node) for other in keep for node in ast.parse(other).body}

@@ -162,7 +162,7 @@ class NotebookLesson:
         from lab.judge.isolate import running
 
         candidate = self.desk.candidate(self.lesson) if self.desk else self.from_cells()
-        with running(self.lesson, candidate.sources) as subject:
+        with running(self.lesson, candidate.sources, earlier=candidate.earlier) as subject:
             return subject.ranks(name, arguments, **settings)
 
     def hint(self, name):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lab import course, stub
 from lab.course import SUFFIX, CourseError
-from lab.desk import desk
+from lab.desk import texts
 from lab.grading import extract
 from lab.grading.archives import MANIFEST
 from lab.grading.model import Sent, Submission
@@ -70,7 +70,7 @@ def on_desk(own, lesson, notes):
         path = own.path(lesson, suffix)
         if not path.exists():
             continue
-        text = desk.read(path, own.label(path))
+        text = texts.read(path, own.label(path))
         try:
             text = code_alone(text) if suffix == ".ipynb" else text
         except ValueError as error:

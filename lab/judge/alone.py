@@ -106,9 +106,9 @@ def with_own(lesson, candidate, exercise, others):
 def lines_of(text, before, origin):
     """For each line of `text` its number as the author knows it, None where it is the course's.
     origin: the same for `before`, None where the author knows its lines by their numbers."""
-    rows = text.splitlines()
+    old, rows = (one.removesuffix("\n").split("\n") for one in (before, text))
     numbers = [None] * len(rows)
-    matches = difflib.SequenceMatcher(None, before.splitlines(), rows, autojunk=False)
+    matches = difflib.SequenceMatcher(None, old, rows, autojunk=False)
     for i, j, length in matches.get_matching_blocks():
         for k in range(length):
             numbers[j + k] = origin[i + k] if origin else i + k + 1

@@ -171,9 +171,9 @@ def preload(lesson, on_device=False):
         heavy += ["lab.remote.warm_cuda", "lab.remote.warmup"] if own else ["lab.simulator"]
     if on_device:                                   # no child of the simulator is of use
         heavy.append("lab.remote.pace_calls")
-    if re.search(r"\bLaunches\b|\bTorch\w+Mode\b|\bautograd\.Function\b", own_text):
-        heavy.append("torch._dynamo")               # PyTorch imports it when such a class is used
-    if re.search(r"\.backward\(", own_text):
+    if re.search(r"\bLaunches\b|\bTorch\w+Mode\b|\boptim\.", own_text):
+        heavy.append("torch._dynamo")               # PyTorch imports it when one of these is used
+    if re.search(r"\.backward\(|\bautograd\.Function\b", own_text):
         # backward with a gradient imports it: 480 modules, a second or more in each rank
         heavy.append("torch.fx.experimental.symbolic_shapes")
     return ("numpy", "numpy.random", *heavy, "lab.remote.child")

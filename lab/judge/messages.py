@@ -67,7 +67,7 @@ class Messages:
     def line_of(self, language, line):
         """A line of the candidate as its author knows it, with its text; "" for one that the course
         put there."""
-        lines = self.candidate.sources[language].splitlines()
+        lines = stub.one_newline(self.candidate.sources[language]).split("\n")
         if type(line) is not int or not 0 < line <= len(lines):
             return ""                   # the child's own word: it may be wrong
         origin = self.candidate.origins.get(language)
@@ -120,7 +120,8 @@ class Messages:
         for file, line in stopped.stack:
             if Path(file).name == f"{self.lesson.id}.py":
                 return self.line_of("python", line)
-        for number, text in enumerate(self.candidate.sources["python"].splitlines(), 1):
+        lines = stub.one_newline(self.candidate.sources["python"]).split("\n")
+        for number, text in enumerate(lines, 1):
             if stopped.why == "died" and re.search(r"\b(_exit|abort|kill|killpg)\s*\(", text):
                 return self.line_of("python", number)
         return ""

@@ -8,7 +8,6 @@ from lab.judge.candidate import told
 from lab.judge.isolate import preload
 
 SCHEMA = 1
-PLACE = re.compile(r"^\s*(\S+), line (\d+)\b", re.M)
 REPORTED = ("name", "verdict", "points", "max_points", "message")
 
 
@@ -34,8 +33,9 @@ def problems(lesson, candidate, verdicts):
 
 
 def problem(candidate, exercise, message):
-    path, line = next((match.groups() for match in PLACE.finditer(message)
-                       if match[1] in candidate.labels.values()), definition(candidate, exercise))
+    files = "|".join(map(re.escape, candidate.labels.values()))
+    place = re.search(rf"^\s*({files}), line (\d+)\b", message, re.M)
+    path, line = place.groups() if place else definition(candidate, exercise)
     sentence = (message.splitlines() or [""])[0].removeprefix(f"{exercise.name}: ")
     return f"{path}:{line}: error: {exercise.name}: {sentence}"
 

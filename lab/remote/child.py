@@ -5,6 +5,7 @@ import contextlib
 import faulthandler
 import importlib
 import inspect
+import io
 import linecache
 import os
 import signal
@@ -90,7 +91,7 @@ class SubjectServer:
             compiler.elsewhere(self.ask, name)
         self.module = importlib.import_module(name)
         for path, text in self.request.get("shown", {}).items():
-            linecache.cache[path] = len(text), None, text.splitlines(keepends=True), path
+            linecache.cache[path] = len(text), None, [*io.StringIO(text)], path
         if self.request["shapes"]:
             from lab.remote import shapes
             self.held.enter_context(shapes.checked(self.module.__file__))

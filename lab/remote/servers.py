@@ -1,8 +1,8 @@
 """Where the warm processes are: whoever needs one finds it by its name, or starts it.
 
-A server (warm.py) listens at a socket whose name is a digest of all that decides what it forks: the
-course's files, the modules it has imported, settings of libraries, the machine. So a changed course
-has other servers, and the old ones end by themselves.
+A server (fork_server.py) listens at a socket whose name is a digest of all that decides what it
+forks: the course's files, the modules it has imported, settings of libraries, the machine. So a
+changed course has other servers, and the old ones end by themselves.
 
 private   in a temporary folder of this process; they end with it. Grading a class has no others.
 shared    one a user and course, below the cache, for `lab check`, `lab watch` and notebooks alike;
@@ -103,7 +103,7 @@ class Servers:
             listener.listen(WAITING)
             spec["listener"] = listener.fileno()
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "lab.remote.warm", json.dumps(spec)],
+                [sys.executable, "-P", "-m", "lab.remote.fork_server", json.dumps(spec)],
                 stdin=subprocess.PIPE if self.leashed else subprocess.DEVNULL, stdout=log,
                 stderr=log, pass_fds=[listener.fileno()], start_new_session=True, cwd="/",
                 env=device.child_environment(environment=environment))

@@ -192,7 +192,7 @@ def compile_error(log, source, path):
     match = re.search(re.escape(path) + r"\((\d+)\): (?:catastrophic )?error", log) or \
         re.search(r"\((\d+)\): (?:catastrophic )?error", log)
     line = int(match[1]) if match else line_of_feature(log, source)
-    lines = source.splitlines()
+    lines = source.split("\n")
     text = lines[line - 1].strip() if line and line <= len(lines) else ""
     shown = first_errors(log)
     advice = hint(log)

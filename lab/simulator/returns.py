@@ -54,7 +54,7 @@ def whole(location, launch):
 
 def source_from(location, launch):
     """The source from a location on, without comments and strings."""
-    lines = whole(location, launch).splitlines()[location.line - 1:] if location else []
+    lines = whole(location, launch).split("\n")[location.line - 1:] if location else []
     return COMMENT.sub(" ", "\n".join(lines[:FAR]))
 
 

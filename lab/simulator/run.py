@@ -187,7 +187,7 @@ class Run:
                     self.sources[location.path] = file.read()
             except OSError:
                 self.sources[location.path] = ""
-        lines = self.sources[location.path].splitlines()
+        lines = self.sources[location.path].split("\n")
         return lines[location.line - 1].strip() if 0 < location.line <= len(lines) else ""
 
     def where(self, inst):

@@ -97,7 +97,7 @@ def check_warnings(module, debug, kernel):
             lines = [i.location.line for i in function.code
                      if i.location and i.location.path.endswith(path)]
             if lines and min(lines) <= line <= max(lines):
-                text = module.source.splitlines()[line - 1].strip()
+                text = module.source.split("\n")[line - 1].strip()
                 raise KernelError(
                     f"uninitialised value: {LOCAL}, `{name}`, has no value when line {line} reads "
                     f"it{ADVICE}\n  {path}, line {line}: {text}", "uninitialised", line=line,

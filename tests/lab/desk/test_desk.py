@@ -154,6 +154,45 @@ def test_a_file_edited_meanwhile_is_never_overwritten(desk):
     assert edited in [p.read_text() for p in kept(desk)]
 
 
+HELPED = """def times(n):
+    return {} * n
+
+
+def count_add(n, itemsize):
+    return n, times(n) * itemsize
+"""
+
+
+def test_a_helper_edited_in_the_file_is_not_overwritten_either(desk):
+    desk.write_cell(LESSON, ADD, HELPED.format(2))
+    path = desk.path(LESSON, ".py")
+    mended = path.read_text().replace("return 2 * n", "return 3 * n")
+    path.write_text(mended)
+    with pytest.raises(CourseError, match=r"times has two versions: .*r01_roofline.py, line \d+,"):
+        desk.write_cell(LESSON, ADD, HELPED.format(2))
+    assert path.read_text() == mended
+    assert desk.write_cell(LESSON, ADD, HELPED.format(3)) == "cell"     # they agree
+    assert desk.write_cell(LESSON, ADD, HELPED.format(4)) == "cell"     # edited in the cell alone
+
+
+def test_a_helper_of_two_cells_is_of_the_one_that_was_checked_last(desk):
+    bound = "def times(n):\n    return 5 * n\n\n\ndef bound(flops, moved, peak, bandwidth):\n" \
+            "    return times(1)\n"
+    desk.write_cell(LESSON, ADD, HELPED.format(3))
+    desk.write_cell(LESSON, LESSON.exercise("bound"), bound)
+    assert "return 5 * n" in desk.path(LESSON, ".py").read_text()
+    assert desk.write_cell(LESSON, ADD, HELPED.format(3)) == "cell"
+    assert "return 3 * n" in desk.path(LESSON, ".py").read_text()
+
+
+def test_a_reset_that_cannot_read_a_file_changes_none(desk):
+    mine = answer(desk, RIGHT)
+    desk.path(LESSON, ".ipynb").write_text("{")
+    with pytest.raises(CourseError, match="not a notebook that can be read"):
+        desk.reset(LESSON, ADD)
+    assert desk.path(LESSON, ".py").read_text() == mine and kept(desk) == []
+
+
 def test_an_empty_cell_does_not_undo_work_in_the_file(desk):
     edited = answer(desk, RIGHT)
     cell = stub.extract(LESSON.stubs["python"], "count_add", "python")

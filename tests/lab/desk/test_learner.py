@@ -184,7 +184,9 @@ def test_a_cell_that_cannot_be_read_costs_its_own_exercise(tmp_path, turn):
         {"cell_type": "code", "metadata": {}, "source": source} for source in cells]}))
     done = lab("check", "r01_roofline", "--file", tmp_path / "a.ipynb")
     assert done.returncode == 1 and "1 pass, 1 fail, 5 not attempted" in done.stdout
-    assert "a.ipynb: line 2 of its cell: expected ':'" in done.stdout
+    place = f"a.ipynb, code cell {1 if turn == -1 else 2}, line 2"
+    assert f"{place}: expected ':'\n" in done.stdout
+    assert "def bound(flops, moved, peak, bandwidth)\n" in done.stdout
 
 
 def test_a_cache_that_cannot_be_made_is_one_line(tmp_path):
@@ -204,6 +206,18 @@ def test_lines_are_those_of_the_learners_own_file(tmp_path):
     (tmp_path / "a.py").write_text("# one\ndef count_add(n, itemsize)\n    return 1\n")
     done = lab("check", "r01_roofline/count_add", "--file", tmp_path / "a.py")
     assert done.returncode == 1 and "line 2" in done.stdout and "expected ':'" in done.stdout
+
+
+@pytest.mark.parametrize("folder", ["my files", "s[old]"])
+def test_the_line_is_the_learners_own_in_any_folder_and_after_any_character(tmp_path, folder):
+    file = tmp_path / folder / "a.py"
+    file.parent.mkdir()
+    file.write_text('NOTE = "a\u2028b\x0cc"\n\n\ndef count_add(n, itemsize):\n    x = 1\n'
+                    "    return n, 1 / 0\n")
+    done = lab("check", "r01_roofline/count_add", "--problems", "--file", file)
+    assert f"r01_roofline   {file}\n" in done.stdout
+    assert f"{file}, line 6: return n, 1 / 0" in done.stdout
+    assert f"\n{file}:6: error: count_add: ZeroDivisionError" in done.stdout
 
 
 def test_a_second_check_finds_the_process_of_the_first(tmp_path, desk):

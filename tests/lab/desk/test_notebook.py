@@ -149,6 +149,13 @@ def test_magics_are_no_part_of_an_answer(live, more):
     assert "pass" in live.run('lesson.check("count_add", take="cell")')
 
 
+def test_a_line_of_python_may_begin_with_a_percent_sign(live, desk):
+    live.run("def count_add(n, itemsize):\n    left = (n\n            % 7)\n    return n, "
+             "3 * n * itemsize + 0 * left\n%matplotlib inline\n")
+    assert "pass" in live.run('lesson.check("count_add", take="cell")')
+    assert "% 7)" in text(desk) and "matplotlib" not in text(desk)
+
+
 def test_a_check_in_the_cell_of_the_answer_is_no_part_of_it(live, desk):
     shown = live.run(ADD.format(3) + '\n\nlesson.check("count_add",\n             take="cell")\n')
     assert "pass: count_add" in shown and "lesson.check" not in text(desk)

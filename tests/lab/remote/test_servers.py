@@ -292,6 +292,14 @@ def test_what_a_child_leaves_behind_ends_too(place):
     assert ask(place)[2] == server
 
 
+def test_a_child_that_is_killed_leaves_no_temporary_file(place):
+    made = "import tempfile; said = tempfile.mkdtemp()"
+    child, pid, _, folder = ask(place, made)
+    assert Path(folder).is_dir()
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not Path(folder).parent.exists())
+
+
 def test_how_a_child_ended_before_it_was_asked_is_known(place):
     child, pid, _, _ = ask(place)
     os.kill(pid, signal.SIGKILL)
