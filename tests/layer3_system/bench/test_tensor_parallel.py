@@ -1,9 +1,14 @@
 """A sum in pieces is the sum; DTensor's split meets as often as the lesson's."""
 
+import re
+import subprocess
+import sys
+
 import pytest
 import torch
 
 from lab import course
+from lab.course import ROOT
 from lab.judge.candidate import reference
 from lab.judge.isolate import running
 
@@ -27,6 +32,16 @@ def test_pieces_are_summed_one_by_one(ranks, pieces):
     assert all(torch.equal(own, x @ w.T) for own in run.results)
     sizes = [sum(c.pieces) for c in run.collectives if c.rank == 1]
     assert sizes == [len(rows) * 10 for rows in torch.arange(64).tensor_split(pieces)]
+
+
+@pytest.mark.slow                               # each process imports PyTorch's compiler
+def test_the_program_shows_dtensor_beside_ours():
+    words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", BENCH]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert "2 ranks, 16 steps of 4 prompts: " in done.stdout
+    ours, library = re.search(r"from one process: ours (\S+), DTensor (\S+);", done.stdout).groups()
+    assert float(ours) < 1e-6 and float(library) < 1e-6
 
 
 def test_dtensor_meets_once_forward_and_once_backward(ranks):
