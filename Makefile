@@ -1,4 +1,4 @@
-# make learn       set up, put the first lesson on the desk (work/) and open it
+# make learn       set up, put the lessons on the desk (work/) and open the first
 # make test        prove the course on this machine in minutes: the house, the main path, a sample of the rest
 # lab/authors.mk   has what authors make besides: test-all, gpu, test-versions, compiled, speed
 #

@@ -32,7 +32,7 @@ speed: set-up
 
 # A machine lent for its GPU may hold torch already and reach no package index.
 prove_gpu := -m lab.author.prove gpu $(if $(SLICE),--slice $(SLICE))
-gpu_here := import pytest, sys, torch; sys.exit(not torch.cuda.is_available())
+gpu_here := import pytest, sys, tomllib, torch; sys.exit(not torch.cuda.is_available())
 gpu:
 	@if python3 -c '$(gpu_here)' 2>/dev/null; then exec python3 $(prove_gpu); fi; \
 	$(call set_up,--need-gpu) && .venv/bin/python $(prove_gpu)

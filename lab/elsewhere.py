@@ -4,13 +4,14 @@ There, in FOLDER, is a clone of the same version of the course that is set up. s
 module in it; a request comes on its standard input, the answer goes to its standard output.
 """
 
+import hashlib
 import json
 import shlex
 import subprocess
 import sys
 from dataclasses import asdict
 
-from lab import course
+from lab import course, device
 from lab.course import CourseError
 from lab.judge.candidate import Candidate
 from lab.judge.verdict import Verdict
@@ -42,7 +43,13 @@ def measured(lesson):
 
 def measure(place, lesson):
     """The rows of a lesson's bench, measured on another machine."""
-    return ask(place, lesson)
+    return ask(place, lesson, measured=measured_texts(lesson))
+
+
+def measured_texts(lesson):
+    """A digest of what a lesson's bench measures: its own texts, and the bench."""
+    bench = lesson.bench.read_text("utf-8") if lesson.bench.exists() else ""
+    return hashlib.sha256(repr([sorted(lesson.sources.items()), bench]).encode()).hexdigest()
 
 
 def ask(place, lesson, **more):
@@ -85,10 +92,14 @@ def answer(request):
     from lab.measure import bench
 
     lesson = course.find(request["lesson"])
-    if lesson.fingerprint != request["fingerprint"]:
+    theirs = request.get("measured", measured_texts(lesson))
+    if (lesson.fingerprint, measured_texts(lesson)) != (request["fingerprint"], theirs):
         raise CourseError(f"its {lesson.id} is not the one that you have: bring both clones of the "
                           "course to one commit")
     if "candidate" not in request:
+        if device.gpu() is None:
+            raise CourseError("no NVIDIA GPU there; `lab bench` without --on measures a CPU, where "
+                              "that says something")
         return bench.measure(lesson)
     graded = forked.verdicts(lesson, Candidate(**request["candidate"]), request["names"])
     return [asdict(verdict) for verdict in graded]

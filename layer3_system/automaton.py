@@ -259,7 +259,7 @@ class Nodes:
             if self.next() == "-" and self.pattern[self.at + 1:self.at + 2] not in ("]", ""):
                 self.take()
                 high = self.read_member()
-                if len(low) + len(high) > 2 or high[0][1] < low[0][0]:
+                if any(one[0][0] != one[-1][1] for one in (low, high)) or high < low:
                     raise self.wrong("a range that goes backwards or ends in a class", start)
                 low = [(low[0][0], high[0][1])]
             ranges += low

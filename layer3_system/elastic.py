@@ -126,14 +126,23 @@ def options_of() -> argparse.Namespace:
     parser.add_argument("--waiting", action="store_true", help="training waits for each save")
     parser.add_argument("--pause", type=float, default=0.0,
                         help="seconds in the middle of each write: a slow disk, for tests")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.every < 1:
+        parser.error(f"--every: expected a number of steps, found {options.every}")
+    if options.losses and options.losses.resolve().is_relative_to(options.save.resolve()):
+        parser.error(f"--losses: expected a file beside {options.save}, which holds checkpoints "
+                     f"alone; found {options.losses}")
+    return options
 
 
 def main() -> None:
     options = options_of()
     torch.set_num_threads(1)                # sums in one order
     meet()
-    files = Folder(options.save, options.pause)
+    try:
+        files = Folder(options.save, options.pause)
+    except OSError as error:
+        raise SystemExit(f"--save {options.save}: expected a folder, {error.strerror}") from None
     job = Job(files, Parts.own(), not options.waiting)
     code = 0
     try:

@@ -112,7 +112,8 @@ def fits(value: Any, kind: Any, at: str) -> bool:
     kinds = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array",
              dict: "object"}
     own = kinds.get(type(value), "null")
-    if kind not in (None, own) and (own, kind) != ("integer", "number"):
+    allowed = kind if isinstance(kind, list) else [kind]
+    if kind is not None and own not in allowed and (own != "integer" or "number" not in allowed):
         raise SchemaError(f"{value!r:.40} is not of type {kind!r:.40} at {at}")
     return True
 

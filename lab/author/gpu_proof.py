@@ -4,6 +4,7 @@ Several run at once, since they take mostly the time of compilers; a bench that 
 alone.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -31,6 +32,7 @@ BENCH = "bench "                                    # how the names of such unit
 SLICE = 9 * 60 - 15                                 # seconds: 9 minutes less start and end
 TIMED_OUT = (124, 137)                              # how timeout(1) ends at its limit
 
+RUNNING = set()                                     # processes of units
 COUNT = re.compile(r"(\d+) (passed|failed|error|skipped|xfailed)")
 UNDECIDED = re.compile(r"(SKIPPED|XFAIL) ")         # pytest's short summary, asked for by -rsx
 
@@ -49,7 +51,7 @@ class Outcome:
         numbers = {word: int(n) for n, word in COUNT.findall(self.said)}
         passed = numbers.get("passed", 0)
         failed = numbers.get("failed", 0) + numbers.get("error", 0)
-        skipped = numbers.get("skipped", 0) + numbers.get("xfailed", 0)
+        skipped = max(numbers.get("skipped", 0) + numbers.get("xfailed", 0), len(self.undecided))
         if self.exit_code == 0:
             return passed if numbers else 1, failed, skipped
         return passed, max(failed, 1), skipped
@@ -65,6 +67,7 @@ def run(name, command, limit):
     process = subprocess.Popen(command, cwd=ROOT, start_new_session=True, text=True,
                                errors="replace", stdin=subprocess.DEVNULL,
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    RUNNING.add(process)
     try:
         for line in process.stdout:
             output.append(line)
@@ -73,11 +76,18 @@ def run(name, command, limit):
                 outcome.undecided.append(line.strip())
         outcome.exit_code = process.wait()
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+        end(process)
+        RUNNING.discard(process)
         print("".join(output), end="", flush=True)
     outcome.seconds = time.monotonic() - begun
     return outcome
+
+
+def end(process):
+    """End a unit and what it started, if it has not ended."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):       # it ends just now
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def total(counts):
@@ -176,7 +186,13 @@ class Slice:
 
     def at_once(self, names, workers):
         with ThreadPoolExecutor(workers) as pool:
-            list(pool.map(self.attempt, names))
+            try:
+                list(pool.map(self.attempt, names))
+            except BaseException:           # such as Ctrl-C
+                pool.shutdown(wait=False, cancel_futures=True)
+                for process in list(RUNNING):
+                    end(process)
+                raise
 
 
 def prove(seconds=None):

@@ -278,8 +278,10 @@ def full(seconds=None):
         print(f"not finished: {len(proof.left_out)} units are left; the same command goes on")
         return code or 3, proof
     if code == 0:
-        proven.keep_seconds({name: s for row in proof.rows.values()
-                             for name, s in row.files.items()})
+        durations = Counter()               # of a file whose tests are in two units, both
+        for row in proof.rows.values():
+            durations.update(row.files)
+        proven.keep_seconds(durations)
     return code, proof
 
 
@@ -342,7 +344,11 @@ def in_seconds(text):
     number, unit = text[:-1], text[-1:]
     if unit not in ("s", "m", "h") or not number.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r}: expected a time such as 9m or 90s")
-    return int(number) * {"s": 1, "m": 60, "h": 3600}[unit]
+    seconds = int(number) * {"s": 1, "m": 60, "h": 3600}[unit]
+    if seconds <= MARGIN:
+        raise argparse.ArgumentTypeError(f"{text}: expected more than {MARGIN} s, in the last of "
+                                         "which nothing long begins")
+    return seconds
 
 
 def main():

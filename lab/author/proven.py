@@ -62,17 +62,20 @@ def seconds(lesson):
     return row(lesson).get("seconds", NEW_LESSON)
 
 
-def keep(lesson, rows, seconds):
-    """Put the rows of `lab verify` on record, of a lesson proven whole. Returns the file."""
+def keep(lesson, rows, seconds, of=None):
+    """Put the rows of `lab verify` on record, of a lesson proven whole. Returns the file.
+
+    of: the digest of the files that were proven; None: as they are now
+    """
     path = file_of(lesson.floor)
     kinds = [one["proof"].partition(":")[0].split()[0] for one in rows]
     record = read(path) | {lesson.id: {
-        "digest": digest(lesson), "proofs": len(rows),
+        "digest": of or digest(lesson), "proofs": len(rows),
         "mutants": kinds.count("mutant"), "twins": kinds.count("twin"),
         "not_proven_here": sum(one["ok"] is None for one in rows),
         "seconds": round(seconds), "date": datetime.date.today().isoformat()}}
     order = [i.id for i in course.lessons()]
-    write(path, {name: record[name] for name in sorted(record, key=order.index)})
+    write(path, {name: record[name] for name in sorted(record.keys() & order, key=order.index)})
     return path
 
 

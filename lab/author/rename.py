@@ -10,7 +10,8 @@ FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
 
 
 def rename(lesson, old, new):
-    """Rename an exercise; (files that were written, other files that name it), relative paths.
+    """Rename an exercise; (files that were written, files to look at), relative paths. The latter
+    name it still: other files of the course, and those that call a method of any class by it.
 
     old: as in the front matter, a method as Class.method. new: the name alone
     """
@@ -24,7 +25,9 @@ def rename(lesson, old, new):
     texts = {path: renamed(path, old, whole) for path in files(lesson)}
     for path, text in texts.items():
         path.write_text(text, "utf-8")
-    return [relative(path) for path in texts], mentions(old, texts)
+    word = old.rpartition(".")[2]
+    calls = [relative(path) for path, text in texts.items() if re.search(rf"\.{word}\b", text)]
+    return [relative(path) for path in texts], [*calls, *mentions(old, texts)]
 
 
 def files(lesson):
@@ -37,13 +40,20 @@ def renamed(path, old, new):
     text = path.read_text("utf-8")
     short_old = old.rpartition(".")[2]
     short_new = new.rpartition(".")[2]
-    test_old, test_new = (name.replace(".", "__") for name in (old, new))
+    test_old, test_new = (name.replace(".", "_") for name in (old, new))
 
     def words(code):
         code = re.sub(rf"\b{re.escape(old)}\b", new, code)
         code = re.sub(rf"\btest_{re.escape(test_old)}(?=\b|__)", f"test_{test_new}", code)
+        if "." in old:              # other classes may have a method of that name
+            return code
         return re.sub(rf"\b{re.escape(short_old)}\b", short_new, code)
 
+    if path.suffix == ".py" and "." in old and old in stub.definitions(text, "python"):
+        rows = text.split("\n")
+        line = stub.find_line(text, old, "python") - 1
+        rows[line] = re.sub(rf"\b{short_old}\b", short_new, rows[line], count=1)
+        text = "\n".join(rows)
     if path.suffix != ".md":
         return words(text)
     start, front, prose = text.split("---\n", 2)

@@ -138,11 +138,15 @@ def seconds_of(name):
 
 
 def inputs_of_tests(files):
-    """The floor that tests are of and all below it; every floor for the machinery's own tests."""
-    floors = ["lab", *(floor.name for floor in course.floors())]
+    """The floor that tests are of and all below it, with their tests, which may import each other,
+    and the records that they read; everything for the machinery's own tests."""
+    floors = [floor.name for floor in course.floors()]
     own = {Path(file).parts[1] for file in files}
-    top = max((floors.index(name) for name in own if name in floors[1:]), default=len(floors) - 1)
-    return (*floors[:top + 1], "tests/conftest.py", *files)
+    if own - {*floors}:
+        return (".",)
+    below = floors[:max(map(floors.index, own), default=-1) + 1]
+    return ("lab", *below, *(f"tests/{name}" for name in below), "tests/conftest.py",
+            "benchmarks", "pyproject.toml")
 
 
 def verify(lesson, mutants=None, **more):
@@ -152,7 +156,7 @@ def verify(lesson, mutants=None, **more):
     own = tuple(str(path.relative_to(ROOT)) for path in proven.files(lesson))
     return Unit(f"verify {lesson.id}",
                 (*LAB, "verify", "--json", "--jobs", "1", "--no-record", *most, lesson.id),
-                (*inputs_of_tests([f"tests/{lesson.floor}/x"])[:-1], *own),
+                (*inputs_of_tests([f"tests/{lesson.floor}/x"]), *own),
                 seconds if mutants is None else seconds / 3, **more)
 
 
@@ -160,7 +164,7 @@ def notebook(lesson, **more):
     """A lesson's solution, run as a test."""
     name = str(lesson.solution.relative_to(ROOT))
     return Unit(name, (*NBVAL, name),
-                (*inputs_of_tests([f"tests/{lesson.floor}/x"])[:-1], name),
+                (*inputs_of_tests([f"tests/{lesson.floor}/x"]), name),
                 seconds_of(name), **more)
 
 

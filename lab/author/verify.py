@@ -29,13 +29,17 @@ def verify(lessons, jobs=1, console=None, most=None, record=False):
     """
     rows = []
     with ThreadPoolExecutor(max(1, min(jobs, os.cpu_count() or 1))) as pool:
-        for proof in [Proof(lesson, pool, most) for lesson in lessons]:
-            own = proof.rows()
-            rows += own
-            if console:
-                tell(proof.lesson, own, proof.seconds, console)
-            if record and most is None and all(row["ok"] is not False for row in own):
-                proven.keep(proof.lesson, own, proof.seconds)
+        try:
+            for proof in [Proof(lesson, pool, most) for lesson in lessons]:
+                own = proof.rows()
+                rows += own
+                if console:
+                    tell(proof.lesson, own, proof.seconds, console)
+                if record and most is None and all(row["ok"] is not False for row in own):
+                    proven.keep(proof.lesson, own, proof.seconds, proof.digest)
+        except BaseException:           # such as Ctrl-C
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     if console:
         kinds = [row["ok"] for row in rows]
         console.print(f"{kinds.count(True)} passed, {kinds.count(False)} failed, "
@@ -83,6 +87,7 @@ class Proof:
 
     def __init__(self, lesson, pool, most=None):
         self.lesson = lesson
+        self.digest = proven.digest(lesson)     # of what is proven, should a file change meanwhile
         self.pool = pool
         self.seconds = 0.0
         self.wrong, self.right = [], []         # [(mutant or twin, its candidate)]

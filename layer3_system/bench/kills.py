@@ -32,7 +32,7 @@ EVERY = 4               # steps between saves
 PAUSE = 0.03            # seconds in the middle of a write: a disk slow enough to be killed in
 AHEAD = 3, 14           # steps that a life makes at least and at most, unless it waits for a write
 LOOK = 0.001            # seconds between two looks
-MAX_SILENCE_SECONDS = 120  # seconds without a step, or for a life to begin
+MAX_SILENCE_SECONDS = 120  # seconds without a step, or for a life to begin or to end
 
 
 class Torchrun:
@@ -57,10 +57,11 @@ class Torchrun:
         return [int(word) for word in path.read_text().split()] if path.exists() else []
 
     def end(self) -> None:
-        """Kill torchrun and all ranks."""
-        for number in (self.process.pid, *self.ranks()):
-            kill(number)
-        self.process.wait()
+        """Kill torchrun and all ranks, if it still runs."""
+        if self.process.poll() is None:
+            for number in (self.process.pid, *self.ranks()):
+                kill(number)
+            self.process.wait()
 
     def text(self) -> str:
         """What the ranks and torchrun wrote to stderr."""
@@ -104,35 +105,41 @@ def lives(folder: Path, losses: Path, steps: int, kills: int,
           order: random.Random) -> Iterator[dict[str, Any]]:
     """A training up to its last step, killed `kills` times; what each kill met, as it happens."""
     run = Torchrun(folder, losses, steps, restarts=kills)
-    for k in range(kills):
-        goal = len(rows(losses)) + order.randint(*AHEAD)
-        wanted = "a write" if k % 3 == 0 else "a step"
-        victims = order.choice(("one rank", "all ranks", "all ranks and torchrun"))
-        if not waits(lambda goal=goal: len(rows(losses)) >= goal, run.process):
-            raise RuntimeError(f"the training ended before kill {k}: {run.text()[-800:]}")
-        if wanted == "a write":
-            waits(lambda: half_written(folder), run.process)
-        else:
-            time.sleep(order.random() * 0.05)
-        ranks = run.ranks()
-        if victims == "all ranks and torchrun":
-            run.end()
-        else:
-            for number in ranks if victims == "all ranks" else [order.choice(ranks)]:
-                kill(number)
-        yield {"kill": victims, "waited for": wanted, "after step": rows(losses)[-1]["step"],
-               "half written": half_written(folder)}
-        if victims == "all ranks and torchrun":
-            run = Torchrun(folder, losses, steps, restarts=kills)
-    if run.process.wait(MAX_SILENCE_SECONDS):
-        raise RuntimeError(f"torchrun ended with {run.process.returncode}: {run.text()[-800:]}")
+    try:
+        for k in range(kills):
+            goal = len(rows(losses)) + order.randint(*AHEAD)
+            wanted = "a write" if k % 3 == 0 else "a step"
+            victims = order.choice(("one rank", "all ranks", "all ranks and torchrun"))
+            if not waits(lambda goal=goal: len(rows(losses)) >= goal, run.process):
+                raise RuntimeError(f"the training ended before kill {k}: {run.text()[-800:]}")
+            if wanted == "a write":
+                waits(lambda: half_written(folder), run.process)
+            else:
+                time.sleep(order.random() * 0.05)
+            ranks = run.ranks()
+            if victims == "all ranks and torchrun":
+                run.end()
+            else:
+                for number in ranks if victims == "all ranks" else [order.choice(ranks)]:
+                    kill(number)
+            yield {"kill": victims, "waited for": wanted, "after step": rows(losses)[-1]["step"],
+                   "half written": half_written(folder)}
+            if victims == "all ranks and torchrun":
+                run = Torchrun(folder, losses, steps, restarts=kills)
+        if run.process.wait(MAX_SILENCE_SECONDS):
+            raise RuntimeError(f"torchrun ended with {run.process.returncode}: {run.text()[-800:]}")
+    finally:
+        run.end()
 
 
 def compare(folder: Path, steps: int, kills: int, seed: int) -> dict[str, Any]:
     """The record of a training that is killed and of one that is not. folder: to work in"""
     straight = Torchrun(folder / "straight", folder / "straight.txt", steps, pause=0.0)
-    if straight.process.wait(MAX_SILENCE_SECONDS):
-        raise RuntimeError(f"torchrun ended with an error: {straight.text()[-800:]}")
+    try:
+        if straight.process.wait(MAX_SILENCE_SECONDS):
+            raise RuntimeError(f"torchrun ended with an error: {straight.text()[-800:]}")
+    finally:
+        straight.end()
     right = {row["step"]: row["loss"] for row in rows(folder / "straight.txt")}
     own = folder / "killed"
     own.mkdir()

@@ -229,7 +229,10 @@ def load(
             measure("as the trace says", None, jobs)
         elif not wanted:
             measure("all at once", None, mixed(requests))
-            wanted = [share * requests / points[0][-1].seconds for share in SHARES]
+            whole = points[0][-1]
+            if whole.failed == whole.requests:
+                raise CourseError("all at once: every request failed, so there is no rate to share")
+            wanted = [share * (whole.requests - whole.failed) / whole.seconds for share in SHARES]
         for rate in wanted or ():
             measure(f"{rate:.3g}", rate, at_rate(mixed(round(rate * seconds)), rate))
     table(points)

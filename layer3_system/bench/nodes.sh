@@ -13,6 +13,7 @@
 #   sbatch --nodes 2 layer3_system/bench/nodes.sh context_parallel     s25
 #
 # A rank for each GPU of a node, or RANKS of them; over gloo where there are fewer GPUs than ranks.
+# The small model of s22 can be shared by two ranks: one on each of two nodes, if RANKS is not set.
 # Tried with two agents of torchrun on one machine, over gloo; not on two machines, not with Slurm.
 set -euo pipefail
 
@@ -20,6 +21,7 @@ case ${1-} in
     data_parallel | tensor_parallel | context_parallel) ;;
     *) echo "expected data_parallel, tensor_parallel or context_parallel, got '${1-}'" >&2; exit 2 ;;
 esac
+if [ "$1" = tensor_parallel ]; then RANKS=${RANKS:-1}; fi
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 # A port of the job's own, so that two jobs may share a node.
 srun .venv/bin/python -m torch.distributed.run --nnodes "$SLURM_JOB_NUM_NODES" \

@@ -45,18 +45,18 @@ class Mlp(nn.Module):
         return self.b(torch.tanh(self.a(x)))
 
 
-def own_split(T: int = 5) -> float:
+def own_split(T: int = 5, place: str = "cpu") -> float:
     """The same Mlp with s22's split: the largest difference from one process."""
     torch.manual_seed(0)                            # the same on every rank
-    model = Mlp()
-    x = torch.randn(T, C)
+    model = Mlp().to(place)
+    x = torch.randn(T, C).to(place)
     r, n = dist.get_rank(), dist.get_world_size()
     hidden = torch.tanh(x @ model.a.weight.detach().chunk(n)[r].T)
     y = sum_rows(hidden, model.b.weight.detach().chunk(n, 1)[r], None)
     return (y - model(x).detach()).abs().max().item()
 
 
-def dtensor(T: int = 5) -> dict:
+def dtensor(T: int = 5, place: str = "cpu") -> dict:
     """PyTorch's own split of an Mlp: the largest difference from one process, and how many
     collectives forward and backward call, {what: by PyTorch's own count}."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -68,10 +68,10 @@ def dtensor(T: int = 5) -> dict:
     )
 
     torch.manual_seed(0)                            # the same on every rank
-    model = Mlp()
-    x = torch.randn(T, C, requires_grad=True)
+    model = Mlp().to(place)
+    x = torch.randn(T, C).to(place).requires_grad_()
     want = model(x).detach()
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = init_device_mesh(place, (dist.get_world_size(),))
     parallelize_module(model, mesh, {"a": ColwiseParallel(), "b": RowwiseParallel()})
     counts = {}
     mark("forward")
@@ -90,7 +90,7 @@ def main() -> None:
     began = time.perf_counter()
     tokens = write_tokens("small", PROMPTS, 16, place)
     seconds = time.perf_counter() - began
-    ours, library = own_split(), dtensor()
+    ours, library = own_split(place=place), dtensor(place=place)
     if dist.get_rank() == 0:
         print(f"{dist.get_world_size()} ranks, 16 steps of 4 prompts: {seconds:.2f} s", *tokens,
               sep="\n")

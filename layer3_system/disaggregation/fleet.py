@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
@@ -111,7 +112,11 @@ class Fleet:
         if message[0] == "begin":               # to which address its parts go
             what, id, attempt, prompt, decode, salt = message
             message = what, id, attempt, prompt, self.addresses[decode], salt
-        self.letters[kind, number].put(message)
+            # By way of the queue of the worker that is to get the parts, which is told of them
+            # there: no part may come before that.
+            self.letters["decode", decode].put(partial(self.letters[kind, number].put, message))
+        else:
+            self.letters[kind, number].put(message)
 
     # ---- requests
 
@@ -290,4 +295,4 @@ def send_all(pipe: Connection, letters: queue.SimpleQueue) -> None:
     """Tell a worker what it is to be told, until None comes or it is gone."""
     with contextlib.suppress(OSError):
         while (message := letters.get()) is not None:
-            pipe.send(message)
+            message() if callable(message) else pipe.send(message)

@@ -10,7 +10,14 @@ import queue
 import struct
 import threading
 from collections.abc import Callable
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import (
+    Client,
+    Connection,
+    Listener,
+    answer_challenge,
+    deliver_challenge,
+)
 from typing import Any
 
 from layer3_system.disaggregation.parts import Part, Ticket
@@ -72,7 +79,8 @@ class PartListener:
     """Receives parts, a thread for each sender.  address: where they connect to"""
 
     def __init__(self, key: bytes):
-        self.listener = Listener(("127.0.0.1", 0), backlog=64, authkey=key)
+        self.key = key
+        self.listener = Listener(("127.0.0.1", 0), backlog=64)
         self.address: Any = self.listener.address
         self.parts: queue.SimpleQueue[Part] = queue.SimpleQueue()
         threading.Thread(target=self.accept_all, daemon=True).start()
@@ -86,12 +94,13 @@ class PartListener:
             threading.Thread(target=self.receive_all, args=(connection,), daemon=True).start()
 
     def receive_all(self, connection: Connection) -> None:
-        """Read until the sender is gone, perhaps within a message, which is dropped."""
-        while True:
-            try:
+        """Read until the sender is gone, perhaps within a message, which is dropped. One that does
+        not know the key is not heard, and keeps no other waiting."""
+        with contextlib.suppress(OSError, EOFError, AuthenticationError), connection:
+            deliver_challenge(connection, self.key)
+            answer_challenge(connection, self.key)
+            while True:
                 self.parts.put(unpack(connection.recv_bytes()))
-            except (OSError, EOFError):
-                return
 
     def take(self) -> list[Part]:
         """The parts that have arrived."""

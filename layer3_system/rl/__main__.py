@@ -27,15 +27,13 @@ MODELS = {"draft": SMALL.parent / "draft", "small": SMALL}
 AGES = {"turns": 0, "split": 1}         # updates between the weights that write and that learn
 
 
-def run(learning: Learning, seconds: float) -> list[list[float]]:
-    """Steps until this process has worked so long, at least one, and a line for each: [[reward of
-    each role]]."""
-    rewards: list[list[float]] = []
+def run(learning: Learning, seconds: float, rewards: list[list[float]]) -> None:
+    """Steps until this process has worked so long, at least one, and a line for each. rewards: gets
+    a row of each step, [reward of each role]"""
     end = time.process_time() + seconds
     while not rewards or time.process_time() < end:
         show(row := learning.step())
         rewards.append(row.rewards)
-    return rewards
 
 
 def run_on_ranks(options: argparse.Namespace) -> None:
@@ -66,14 +64,16 @@ def run_alone(options: argparse.Namespace) -> None:
     """Both roles in this process."""
     learning = Learning(Options(seed=options.seed, age=AGES[options.placement]), Parts.own(),
                         MODELS[options.model])
-    rewards = run(learning, 60 * options.minutes)
-    if options.save:
-        save(options.save, learning, rewards)
+    rewards: list[list[float]] = []
+    try:
+        run(learning, 60 * options.minutes, rewards)
+    finally:                            # what was learnt before an error, or Ctrl-C, is kept
+        if options.save and rewards:
+            save(options.save, learning, rewards)
 
 
 def save(folder: Path, learning: Learning, rewards: list[list[float]]) -> None:
     """Weights as Hugging Face has them, and the rewards of each update."""
-    folder.mkdir(parents=True, exist_ok=True)
     weights = {name: w.detach() for name, w in learning.actor.weights.items()}
     save_file(weights, folder / "model.safetensors")
     rows = [[round(r, 3) for r in row] for row in rewards]
@@ -95,6 +95,11 @@ def main(words: list[str] | None = None) -> int:
     ranks = device.ranks_here()
     if ranks > 1 and options.placement != "split":
         parser.error(f"{ranks} ranks: expected --placement split, found {options.placement}")
+    if options.save:
+        try:                            # before it learns for minutes
+            options.save.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            parser.error(f"--save {options.save}: expected a folder, {error.strerror}")
     try:
         run_on_ranks(options) if ranks > 1 else run_alone(options)
     except (LearningError, ValueError) as error:

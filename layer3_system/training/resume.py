@@ -78,10 +78,10 @@ def choose(files: Files, last_good: Callable[[Files], int | None],
     if step is None and every:
         raise ValueError(f"{len(every)} checkpoints, none whole: {'; '.join(faults)}; another "
                          f"folder begins at step 0")
-    if step is None and (others := sorted(set(files.names()))[:3]) and not any(
-            name.startswith("step") for name in others):
-        raise ValueError(f"no manifest of this course, found {', '.join(others)}; another folder "
-                         f"begins at step 0")
+    others = sorted(set(files.names()))
+    if step is None and others and not any(name.startswith("step") for name in others):
+        raise ValueError(f"no manifest of this course, found {', '.join(others[:3])}; another "
+                         f"folder begins at step 0")
     for words in faults:
         report(f"{words}; going on from step {step}")
     return step

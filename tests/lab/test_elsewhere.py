@@ -19,7 +19,10 @@ from lab.judge.candidate import reference
 from lab.judge.plugin import NotProvenHere
 
 LESSON = course.find("k01_vector_add")
-OTHER = SimpleNamespace(id=LESSON.id, fingerprint="another")
+OTHER = SimpleNamespace(id=LESSON.id, fingerprint="another", sources={}, bench=LESSON.bench)
+# Its graders are ours, its kernel is not.
+OLDER = SimpleNamespace(id=LESSON.id, fingerprint=LESSON.fingerprint, sources={"cuda": "older"},
+                        bench=LESSON.bench)
 # What ssh does, without the other machine: it runs its last word in the user's own folder.
 SSH = """#!/bin/sh
 for command; do :; done
@@ -77,11 +80,12 @@ def test_the_command_and_its_report(box, tmp_path):
     done = subprocess.run([sys.executable, "-P", "-m", "lab.cli", "bench", "s01", "--on", "box"],
                           capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr.startswith("lab: box: ") and "has nothing to measure" in done.stderr
+    assert done.stderr.startswith("lab: box: ") and "no NVIDIA GPU there" in done.stderr
 
 
 @pytest.mark.parametrize("place, lesson, sentence", [
     ("box", OTHER, "box: its k01_vector_add is not the one that you have: bring both clones"),
+    ("box", OLDER, "box: its k01_vector_add is not the one that you have: bring both clones"),
     ("box:elsewhere", LESSON, "no answer from box: expected a clone of the course that is set up "
                               "in elsewhere, found: .*elsewhere"),
     ("-oProxyCommand=x", LESSON, "--on -oProxyCommand=x: expected HOST or HOST:FOLDER"),

@@ -1,8 +1,13 @@
 """What is given of s12: both sides, the router, the wires, real processes that are killed."""
 
 import os
+import socket
 from functools import partial
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client
+from queue import SimpleQueue
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,7 +23,7 @@ from layer3_system.bench.s12_disaggregation import (
 )
 from layer3_system.bench.soak import alone
 from layer3_system.disaggregation.faults import FAULTS, OneProcess
-from layer3_system.disaggregation.fleet import Fleet
+from layer3_system.disaggregation.fleet import Fleet, send_all
 from layer3_system.disaggregation.parts import Part, Ticket, checksum
 from layer3_system.disaggregation.router import Router
 from layer3_system.disaggregation.sides import DecodeSide, PrefillSide
@@ -211,6 +216,28 @@ def test_tcp():
     got = [listener.parts.get(timeout=30) for _ in range(50)]
     assert got == [part(i) for i in range(50)]
     assert {ticket.poll() for ticket in tickets} <= {"done", "pending"}
+
+
+def test_who_does_not_know_the_key_keeps_nobody_waiting():
+    listener = PartListener(b"key")
+    with socket.create_connection(listener.address):        # it says nothing
+        with pytest.raises(AuthenticationError):
+            Client(listener.address, authkey=b"another")
+        TcpWire(b"key").post(listener.address, part)
+        assert listener.parts.get(timeout=30) == part()
+
+
+def test_a_prompt_begins_only_after_its_parts_are_expected():
+    letters = {worker: SimpleQueue() for worker in (("decode", 0), ("prefill", 0))}
+    fleet = SimpleNamespace(letters=letters, addresses={0: "place"})
+    Fleet.send(fleet, "decode", 0, ("expect", "r"))
+    Fleet.send(fleet, "prefill", 0, ("begin", "r", 0, [1], 0, ""))
+    assert letters["prefill", 0].empty()
+    letters["decode", 0].put(None)
+    sent = []
+    send_all(SimpleNamespace(send=sent.append), letters["decode", 0])
+    assert sent == [("expect", "r")]
+    assert letters["prefill", 0].get() == ("begin", "r", 0, [1], "place", "")
 
 
 def test_a_receiver_that_is_not_there():

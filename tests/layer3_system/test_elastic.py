@@ -6,7 +6,9 @@ import json
 import math
 import os
 import random
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -158,6 +160,35 @@ def test_a_folder_without_a_whole_checkpoint_is_not_begun_again():
 def test_a_foreign_folder_is_refused():
     with pytest.raises(ValueError, match="no manifest of this course, found checkpoint.json"):
         choose(Disk({"checkpoint.json": b"{}"}), last_good, pytest.fail)
+
+
+def test_other_files_beside_an_unfinished_checkpoint_do_not_matter():
+    """A training that was killed before its first save was whole begins again."""
+    files = dict.fromkeys(("a", "b", "c", "step5.shard0"), b"")
+    assert choose(Disk(files), last_good, pytest.fail) is None
+
+
+@pytest.mark.parametrize("words, says", [
+    (["--save", "a", "--every", "0"], "--every: expected a number of steps, found 0"),
+    (["--save", "a", "--losses", "a/b.txt"], "--losses: expected a file beside a")])
+def test_what_a_training_cannot_be_told(monkeypatch, capsys, words, says):
+    monkeypatch.setattr(sys, "argv", ["elastic", *words])
+    with pytest.raises(SystemExit):
+        elastic.options_of()
+    assert says in capsys.readouterr().err
+
+
+def test_a_training_that_does_not_go_on_is_ended(tmp_path, monkeypatch):
+    def wait(*_):
+        raise TimeoutError
+
+    ended = []
+    monkeypatch.setattr(kills, "Torchrun", lambda *_, **__: SimpleNamespace(
+        process=None, end=lambda: ended.append("all")))
+    monkeypatch.setattr(kills, "waits", wait)
+    with pytest.raises(TimeoutError):
+        list(kills.lives(tmp_path, tmp_path / "losses", 9, 3, random.Random(1)))
+    assert ended == ["all"]
 
 
 # ---- other numbers of ranks

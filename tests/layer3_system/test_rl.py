@@ -123,6 +123,26 @@ def test_the_command(tmp_path, capsys):
     assert (tmp_path / "run" / "model.safetensors").stat().st_size > 10 ** 6
 
 
+def test_what_was_learnt_before_an_error_is_saved(tmp_path, capsys, monkeypatch):
+    step = Learning.step
+
+    def then_fail(learning):
+        if learning.has_learnt:
+            raise LearningError("all groups are dead")
+        learning.has_learnt = True
+        return step(learning)
+
+    monkeypatch.setattr(Learning, "has_learnt", False, raising=False)
+    monkeypatch.setattr(Learning, "step", then_fail)
+    assert main(["--minutes", "9", "--save", str(tmp_path / "run")]) == 1
+    assert "all groups are dead" in capsys.readouterr().err
+    assert len(json.loads((tmp_path / "run" / "rewards.json").read_text())) == 1
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit):
+        main(["--save", str(tmp_path / "file")])
+    assert "expected a folder" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("small", [False, True])
 def test_the_record_is_of_this_learning(small):
     recorded = json.loads(rl.RECORD.read_text("utf-8"))

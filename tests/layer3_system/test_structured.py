@@ -73,7 +73,8 @@ def test_automata_match_what_re_matches():
     "[b-a]": "backwards", "a**": "after a repetition", r"\q": "no meaning", "^a": "anchors",
     "a{1001}": "at most 1000", "(" * 99: "within each other", r"\x4": "2 hexadecimal",
     "(a|b)*a(a|b){30}": "too many states", "(a{999}){999}": "nodes", "a" * 20_000: "characters",
-    r"\ud800": "no text matches"}.items())
+    r"\ud800": "no text matches", r"[+-\d]": "ends in a class", r"[\d-x]": "ends in a class",
+    r"[a-\w]": "ends in a class"}.items())
 def test_what_is_no_pattern_is_named(pattern, says):
     with pytest.raises(PatternError, match=re.escape(says)):
         compile_regex(pattern)
@@ -139,6 +140,15 @@ def test_random_texts_of_a_schema_satisfy_it():
             text.append(byte)
             state = automaton.table[state, byte]
         jsonschema.validate(json.loads(text.decode()), SCHEMA)
+
+
+def test_an_enum_may_have_several_types():
+    automaton = compile_regex(pattern_of({"type": ["string", "null"], "enum": ["a", None]}))
+    assert matches(automaton, '"a"') and matches(automaton, "null")
+    assert not matches(automaton, '"b"')
+    assert matches(compile_regex(pattern_of({"type": ["null", "number"], "enum": [3]})), "3")
+    with pytest.raises(SchemaError, match="3 is not of type"):
+        pattern_of({"type": ["string", "null"], "enum": ["a", 3]})
 
 
 @pytest.mark.parametrize("schema, says", [

@@ -26,7 +26,7 @@ def index():
         "# Three Floors", "From \"my GPU says 100 % and is still slow\" to a working LLM serving "
         "engine made of your own kernels. Real CUDA C and unmodified Triton are checked on a CPU, "
         "so you need no GPU to begin.",
-        "```sh\nmake learn      # set up, put the first lesson on your desk, and open it\n```",
+        "```sh\nmake learn      # set up, put the lessons on your desk, and open the first\n```",
         "## The lessons", "*Each box is a lesson and leads to it; thick ones are the core path. "
         "A line leads from a lesson to one that needs it.*", lesson_map(),
         "```{toctree}\n:caption: The course\n:hidden:\n\nglossary\nwhere\nproven\nfigures\n"

@@ -51,6 +51,7 @@ def python(code):
 def test_a_unit_that_cannot_start_or_counts_nothing_is_a_failure():
     assert gpu_proof.Outcome(0, said="all 5 built").counts() == (1, 0, 0)
     assert gpu_proof.Outcome(5, said="no tests ran in 0.1s").counts() == (0, 1, 0)
+    assert gpu_proof.Outcome(0, said="torch: bye", undecided=["SKIPPED x"]).counts() == (1, 0, 1)
     assert gpu_proof.Outcome(1, said="3 passed, 2 errors in 1s").counts() == (3, 2, 0)
 
 

@@ -190,6 +190,7 @@ def test_a_slice_is_a_time(text, seconds):
 
 
 @pytest.mark.parametrize("words", [["all", "--slice", "9"], ["all", "--slice", "m"],
+                                   ["all", "--slice", "60s"],
                                    ["landing", "--slice", "9m"], ["some"]])
 def test_what_cannot_be_understood_is_refused(monkeypatch, capsys, words):
     monkeypatch.setattr(sys, "argv", ["prove", *words])

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from lab.author import rename
 from lab.course import ROOT
 
 
@@ -49,3 +50,14 @@ def test_a_new_lesson_is_whole_from_the_start(tmp_path):
         assert code == 2 and says in said, said
     code, said = lab("check", "k21")
     assert code == 3 and "not attempted" in said, said
+
+
+def test_a_method_gets_its_new_name_where_it_is_defined_and_tested(tmp_path):
+    text = ("class Other:\n    def step(self):\n        pass\n\n\nclass Student:\n"
+            "    def step(self):\n        self.optimiser.step()\n\n\n"
+            "def test_Student_step__twice(): ...\n")
+    (tmp_path / "a.py").write_text(text)
+    mended = rename.renamed(tmp_path / "a.py", "Student.step", "Student.advance")
+    changed = [row for row in mended.split("\n") if row not in text.split("\n")]
+    assert changed == ["    def advance(self):", "def test_Student_advance__twice(): ..."]
+    assert mended.index("def step(") < mended.index("class Student") < mended.index("def advance(")

@@ -92,8 +92,8 @@ def test_files_are_packed_by_what_they_take(monkeypatch):
 def test_what_a_unit_depends_on():
     kernels = units.inputs_of_tests(["tests/layer1_kernels/test_kernels.py"])
     assert "lab" in kernels and "layer1_kernels" in kernels and "layer2_graph" not in kernels
-    machinery = units.inputs_of_tests(["tests/lab/desk/test_desk.py"])
-    assert {floor.name for floor in course.floors()} <= set(machinery)
+    assert "tests/layer1_kernels" in kernels and "benchmarks" in kernels
+    assert units.inputs_of_tests(["tests/redteam/test_redteam.py"]) == (".",)
 
 
 def test_a_units_key_changes_with_its_files(monkeypatch, tmp_path):
@@ -123,6 +123,16 @@ def copied(monkeypatch, tmp_path):
     monkeypatch.setattr(proven, "files", lambda lesson: list(originals.values()))
     monkeypatch.setattr(proven, "FOLDER", tmp_path / "proofs")
     return list(originals.values())
+
+
+def test_a_row_is_of_the_files_that_were_proven(copied):
+    before = proven.digest(LESSON)
+    copied[0].write_text(copied[0].read_text() + "\n")
+    proven.keep(LESSON, ROWS, 9, before)
+    assert not proven.proven(LESSON) and proven.row(LESSON)["digest"] == before
+    proven.write(proven.file_of(LESSON.floor), {"k99_gone": {}})
+    proven.keep(LESSON, ROWS, 9)
+    assert proven.proven(LESSON) and list(proven.read(proven.file_of(LESSON.floor))) == [LESSON.id]
 
 
 ROWS = [{"proof": "the reference passes", "ok": True}, {"proof": "mutant 'a' -> 'b'", "ok": True},

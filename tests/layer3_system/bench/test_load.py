@@ -78,6 +78,23 @@ def test_without_rates_it_tries_shares_of_the_most(run, url, tmp_path):
     assert [rate / rates[1] for rate in rates[1:]] == pytest.approx([1, 2.5, 5, 7.5, 9, 11, 15])
 
 
+@pytest.mark.parametrize("failed", [10, 20])
+def test_the_most_is_of_requests_that_were_served(run, url, tmp_path, monkeypatch, failed):
+    def with_failures(samples, objective, offered=None):
+        summary = summarise(samples, objective, offered)
+        return summary if offered else summary._replace(failed=failed, seconds=2.0)
+
+    monkeypatch.setattr(load, "summarise", with_failures)
+    out = tmp_path / "curve.json"
+    code, said = run(url, "--api-key", "secret", "--requests", 20, "--seconds", 0.1, "--most", 9,
+                     "--out", out)
+    if failed == 20:
+        assert code == 2 and "every request failed" in said and "Traceback" not in said
+    else:
+        rates = [t["rate"] for t in json.loads(out.read_text())["tests"]]
+        assert rates[1:3] == pytest.approx([load.SHARES[0] * 5, load.SHARES[1] * 5])
+
+
 def test_too_much_is_counted_as_failed(run, tmp_path):
     """48 can run and wait; those beyond are refused, and told so. The engine begins after that."""
     trace = tmp_path / "trace.jsonl"
