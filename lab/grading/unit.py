@@ -19,6 +19,7 @@ OTHER_INPUTS = ("It is right on the inputs of `lab check` and wrong on others: w
                 "for granted?")
 COURSE_FAILED = "The course could not decide this; your instructor sees why."
 # Causes whose messages may reveal hidden inputs: a test's words, or an exception's text.
+BY_THEMSELVES = (blame.UNCOMPILED, blame.UNLOADED)
 TELLING = ("AssertionError", "Raised", blame.BLAMED)
 
 
@@ -38,7 +39,7 @@ def main(connection, request):
 
     results = grade(lesson, replace(candidate, earlier=earlier), request["level"],
                     request["folder"], request["seed"], Servers(**request["subjects"]),
-                    request["user"], held_back, alone)
+                    request["user"], held_back, alone, notes)
     connection.sendall(wire.frame({"results": [asdict(result) for result in results],
                                    "notes": notes}, []))
 
@@ -50,17 +51,25 @@ def own(held_back, submission):
             for language, text in extract.candidate(lesson, submission)[0].sources.items()}
 
 
-def grade(lesson, candidate, level, folder, seed, warm=None, user=None, held_back=(), alone=None):
+def grade(lesson, candidate, level, folder, seed, warm=None, user=None, held_back=(), alone=None,
+          notes=()):
     """Results for every exercise of a lesson, in its order.
 
-    held_back: as for a Sandbox. alone(name): the Candidate with one exercise only, for a kernel
-    whose file does not compile: the mistake may be in another.
+    held_back: as for a Sandbox. alone(name): the Candidate with one exercise and what it needs,
+    where the whole file does not compile, or raises when it is imported: the mistake may be in
+    lines that this exercise does not need. notes: a list, which gets a line about such a file
     """
     where = level, folder, seed, warm, user, held_back
     rows = judged(lesson, candidate, None, *where)
-    for name, (_, cause) in list(rows.items()) if alone else ():
-        if cause == blame.UNCOMPILED and (single := alone(name)).sources != candidate.sources:
+    apart = []
+    for name, (row, cause) in list(rows.items()) if alone else ():
+        if cause in BY_THEMSELVES and (single := alone(name)).sources != candidate.sources:
             rows |= judged(lesson, single, [name], *where)
+            apart += [row.message] if cause == blame.UNLOADED else []
+    if apart:
+        reason = " ".join(apart[0].partition(": ")[2].split())
+        notes.append(f"{lesson.id}: its file raises when it is imported, so each exercise was "
+                     f"graded with what it needs alone: {reason[:200]}")
     return [row for row, _ in rows.values()]
 
 

@@ -13,6 +13,7 @@ from lab.judge.subject import NotStarted, Raised, Stopped
 
 BLAMED = "Blamed"               # Verdict.cause of such a fail
 UNCOMPILED = "Uncompiled"       # of a kernel whose whole file NVRTC refused
+UNLOADED = "Unloaded"           # of a function whose whole file raised when it was imported
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,10 @@ class Doubt:
 
 
 def cause(error):
-    """Verdict.cause of what a test raised: its class, or UNCOMPILED."""
-    uncompiled = isinstance(error, Raised) and error.kind == "compile"
-    return UNCOMPILED if uncompiled else type(error).__name__
+    """Verdict.cause of what a test raised: its class, UNCOMPILED or UNLOADED."""
+    if isinstance(error, Raised) and error.kind == "compile":
+        return UNCOMPILED
+    return UNLOADED if isinstance(error, Raised) and error.loading else type(error).__name__
 
 
 def doubtful(verdict, error, subject):

@@ -9,9 +9,11 @@ class Raised(Exception):
 
     .subject: the Subject that was asked, if known    .call: the Call that raised it, if one did
     .callers: the lines of the same file by which it came to .line, outermost first
+    .loading: whether the module itself raised, so that none of it could be asked
     """
 
     subject = call = None
+    loading = False
 
     def __init__(self, error):
         self.type = str(error.get("type"))[:MAX_TEXT_CHARS]

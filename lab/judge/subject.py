@@ -200,7 +200,11 @@ class Subject:
             self._bare = cuda
             self._child = self._started(self._start_cuda if cuda else self._start)
         if not (self._loaded or cuda or (what, *values[:1]) == ("compile", "cuda")):
-            self._exchange("load")
+            try:
+                self._exchange("load")
+            except Raised as error:
+                error.loading = True
+                raise
             self._loaded = True
 
     def _started(self, start):

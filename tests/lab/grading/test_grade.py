@@ -126,6 +126,28 @@ def test_a_kernel_that_does_not_compile_costs_no_other(tmp_path):
     assert said.startswith(f"add_cuda: k01_vector_add.cu, line {line}: error: expected a"), said
 
 
+@pytest.mark.parametrize("line", ["import a_module_that_is_not_here", "entered = int(input())"])
+def test_a_line_that_no_answer_needs_costs_none(tmp_path, line):
+    lesson = course.find("r01_roofline")
+    right = line + "\n" + lesson.sources["python"]
+    needed = right.replace("    # exercise: ", "    entered + 1\n    # exercise: ", 1) if "=" in line else \
+        right.replace("    # exercise: ", "    a_module_that_is_not_here.f()\n    # exercise: ", 1)
+    assert needed != right
+    for student, text in (("ada", right), ("ben", needed)):
+        classroom.put(tmp_path / "sent" / student / "r01_roofline.py", text)
+    graded(tmp_path / "sent", tmp_path / "out", lessons="r01")
+    rows = verdicts(tmp_path / "out")
+    kinds = {student: [row["verdict"] for row in rows if row["student"] == student]
+             for student in ("ada", "ben")}
+    assert kinds["ada"] == ["pass"] * len(lesson.exercises)
+    assert sorted(kinds["ben"]) == ["fail"] + ["pass"] * (len(lesson.exercises) - 1)
+    [message] = [row["message"] for row in rows if row["verdict"] == "fail"]
+    assert ("EOFError" if "=" in line else "a_module_that_is_not_here") in message
+    said = json.loads((tmp_path / "out" / "summary.json").read_text())["problems"]
+    words = {one["student"]: " ".join(one["problems"]) for one in said}
+    assert "its file raises when it is imported" in words["ada"] and "line 1" in words["ada"]
+
+
 def test_a_wrong_answer_of_any_kind_stays_in_the_maximum(tmp_path):
     """A failure that only the submission caused counts 0, in the maximum that all can earn."""
     python = classroom.changed(classroom.K01, "predict_sectors_per_request", "return ",
