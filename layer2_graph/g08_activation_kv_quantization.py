@@ -75,9 +75,10 @@ def scaled_matmul(x: Tensor, x_scales: Tensor, w: Tensor, w_scales: Tensor,
     fp32 adds integers below 2^24 exactly, so for int8 and K up to 1040 the result is that of a
     kernel that adds in int32.
     """
-    x, w = (dequantize(codes, levels, torch.ones_like(scales))
+    exact = torch.promote_types(x_scales.dtype, torch.float32)
+    x, w = (dequantize(codes, levels, torch.ones_like(scales, dtype=exact))
             for codes, scales in ((x, x_scales), (w, w_scales)))
-    return x @ w.T * x_scales * w_scales.T
+    return (x @ w.T * x_scales * w_scales.T).to(x_scales.dtype)
 
 
 def split_matmul(x: Tensor, w: Tensor, columns: Tensor,
@@ -206,7 +207,7 @@ def with_outliers(model: Llama, channels: Sequence[int], times: float) -> Llama:
     """The same function with outliers: in every norm, `channels` are multiplied by `times`, and the
     columns of the matrices that read them are divided by it."""
     w = dict(model.weights)
-    factors = torch.ones(model.config.C)
+    factors = torch.ones(model.config.C, device=model.embedding.device)
     factors[channels] = times
     for norm, names in readers(model):
         own = factors.to(w[norm].dtype)

@@ -252,6 +252,7 @@ class WindowCache:
     """
 
     def __init__(self, config: Config, W: int, A: int, dtype: torch.dtype = torch.float32):
+        self.config = config
         self.W = W
         self.A = A
         self.N = 0
@@ -259,10 +260,12 @@ class WindowCache:
         self.v = torch.zeros_like(self.k)                           # (L, W + A, G, D)
 
     def step(self, new: Sequence[Sequence[int]]) -> Batch:
-        """The Batch that appends tokens to the sequence."""
+        """The Batch that appends tokens to the sequence. ModelError beyond the model's longest:
+        the ring has room, and the model no such position."""
         tokens, = new
         if self.N and len(tokens) > 1:
             raise ValueError(f"WindowCache: {len(tokens)} new tokens after {self.N}, expected 1")
+        self.config.check_room(self.N + len(tokens))
         n = torch.arange(self.N, self.N + len(tokens))
         self.N += len(tokens)
         slots = torch.where(n < self.A, n, self.A + (n - self.A) % self.W)

@@ -224,11 +224,11 @@ class Bridge:
         try:
             for prompt in prompts:
                 self.engine.check(prompt, params)           # it reads only what never changes
+            if params.max_tokens is None and self.limits.tokens:
+                left = self.engine.room - max(map(len, prompts))
+                params = replace(params, max_tokens=min(self.limits.tokens, left))
         except RequestError as error:
             raise refused(error, names) from None
-        if params.max_tokens is None and self.limits.tokens:
-            left = self.engine.room - max(map(len, prompts))
-            params = replace(params, max_tokens=min(self.limits.tokens, left))
         call = Call(id, len(prompts) * params.n)
         self.make_room(call.open)
         call.timer = self.loop.call_later(self.limits.seconds, call.fail, 504,

@@ -82,8 +82,9 @@ def their_model(config, model):
     """transformers' model with the weights of ours. config: transformers' own"""
     import transformers
 
-    theirs = transformers.AutoModelForCausalLM.from_config(config)
-    theirs = theirs.to(model.embedding.device, model.embedding.dtype).eval()
+    # its dtype from the start: a later conversion would round the frequencies of its rotation, too
+    theirs = transformers.AutoModelForCausalLM.from_config(config, dtype=model.embedding.dtype)
+    theirs = theirs.to(model.embedding.device).eval()
     state = theirs.load_state_dict(model.weights, strict=False)
     if state.unexpected_keys or set(state.missing_keys) - {"lm_head.weight"}:
         raise ModelError(f"transformers' model has no {state.unexpected_keys}, and lacks "

@@ -16,6 +16,7 @@ import math
 import shutil
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from layer2_graph.twins.linear import LINEARS
 from layer2_graph.twins.model import EPS, ROOM, STEPS, THETA, VARIANTS, C, D, H, L, Twin, V
 
 RUNS = TWINS / "runs"
+SAVED_EVERY = 50        # steps
 STATES = TWINS.parents[1] / ".cache" / "twins"           # of trainings; git ignores it
 TEXT = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")    # the small model's
 B = 4
@@ -160,9 +162,17 @@ def train(name: str, seed: int, stop: int) -> None:
             run["by_position"] = by_position(twin, held_out)
             print(f"{name}-{seed} step {run['step']:5}  perplexity {score:.3f}  "
                   f"{run['seconds']:.0f} s of a core", flush=True)
-    STATES.mkdir(parents=True, exist_ok=True)
-    torch.save({"run": run, "twin": twin.state_dict(), "optimiser": optimiser.state_dict()}, saved)
+        if run["step"] % SAVED_EVERY == 0 or run["step"] == stop:
+            keep({"run": run, "twin": twin.state_dict(), "optimiser": optimiser.state_dict()},
+                 saved)
     write(name, seed, twin, run)
+
+
+def keep(state: dict[str, Any], saved: Path) -> None:
+    """Replace the state of a training that was kept before, in one step."""
+    saved.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(state, fresh := saved.with_suffix(".new"))
+    fresh.replace(saved)
 
 
 def write(name: str, seed: int, twin: Twin, run: dict) -> None:

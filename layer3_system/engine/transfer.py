@@ -39,12 +39,15 @@ def hand_over(request: Request, source: "Engine", target: "Engine", params: Samp
     """
     if policy not in ("recompute", "fail"):
         raise ValueError(f"hand_over: expected the policy recompute or fail, found {policy!r}")
+    received = None
     try:
+        if request not in source.intake.held:           # its step failed
+            raise TransferError(request.error or f"{request.id} holds no pages")
         received = send(*source.pages.read(source.intake.held[request]))
     except TransferError:
         if policy == "fail":
             raise
-        received = None
     finally:
-        source.release(request)
+        if request in source.intake.held:
+            source.release(request)
     return target.submit(request.prompt, params, request.id, request.salt, received=received)

@@ -150,6 +150,8 @@ def serve(
     desk: Annotated[Path | None, typer.Option(help="a desk other than work/")] = None,
 ):
     """Serve a model with OpenAI's API. Ctrl-C or SIGTERM ends it, after the open answers."""
+    if api_key == "":
+        raise CourseError("--api-key: expected a key, found an empty text")
     with ending_quietly():
         folder, called = find_model(model, table != "torch" and device.gpu() is None)
         own_folder = own_desk(desk).folder if table == "mine" else None
@@ -165,10 +167,12 @@ def serve(
                 else assemble(setup))
         except (ValueError, FleetError) as error:
             raise CourseError(str(error)) from None
-    print(summary)
-    run(engine, name or called, Limits(body, tokens, queue, seconds, grace), api_key,
-        listen(host, port), candidates["Bridge"] or Bridge, team,
-        Access((host, *(allow_host or ())), tuple(allow_origin or ())))
+        print(summary)
+        listening = listen(host, port)
+        listener = listener_of(engine, name or called, Limits(body, tokens, queue, seconds, grace),
+                               api_key, listening, candidates["Bridge"] or Bridge,
+                               Access((host, *(allow_host or ())), tuple(allow_origin or ())))
+    run(listener, listening, team)
 
 
 @contextmanager
@@ -189,18 +193,19 @@ def ending_quietly():
             signal.signal(number, handler)
 
 
-def run(engine, name, limits, api_key, listening, kind, team, access):
-    """Serve until told to stop. CourseError if a rank ends.
-
-    kind, access: as make_app takes them    team: the processes of the other ranks, or None
-    """
+def listener_of(engine, name, limits, api_key, listening, kind, access):
+    """What serves an engine at a socket. kind, access: as make_app takes them"""
     from layer3_system.server.app import Listener, make_app  # FastAPI takes half a second
 
     def say():
         print(where(engine.pool, listening.getsockname(), name, api_key), flush=True)
 
-    app = make_app(engine, name, limits, api_key, kind, access)
-    listener = Listener(app, listening=say)
+    return Listener(make_app(engine, name, limits, api_key, kind, access), listening=say)
+
+
+def run(listener, listening, team):
+    """Serve until told to stop. CourseError if a rank ends. team: the processes of the other ranks,
+    or None"""
     if team:
         team.watched_by(partial(setattr, listener, "should_exit", True))
     listener.run(sockets=[listening])

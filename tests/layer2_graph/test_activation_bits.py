@@ -71,6 +71,9 @@ def test_scales_of_rows_leave_the_sum(rng):
     (a, p), (b, q) = (quantize_tokens(m, LEVELS["int8"]) for m in (x, w))
     added = (a.long() @ b.long().T).float()
     assert torch.equal(scaled_matmul(a, p, b, q, LEVELS["int8"]), added * p * q.T)
+    p, q = p.half(), q.half()               # of a 16-bit model: the codes are added all the same
+    got = scaled_matmul(a, p, b, q, LEVELS["int8"])
+    assert torch.equal(got, (added * p.float() * q.float().T).half()) and got.isfinite().all()
 
 
 def test_a_split_product_is_within_its_bound(rng):

@@ -80,7 +80,10 @@ def test_a_ring_gives_what_a_mask_gives(prompt):
 
 
 def test_a_ring_takes_a_prompt_first():
-    cache = WindowCache(read_config(TWINS / "dense"), 8, 0)
+    config = read_config(TWINS / "dense")
+    with pytest.raises(ModelError, match=f"a context of {config.room + 1} tokens"):
+        WindowCache(config, 8, 0).step([[1] * (config.room + 1)])
+    cache = WindowCache(config, 8, 0)
     cache.step([[1, 2, 3]])
     with pytest.raises(ValueError, match="2 new tokens after 3, expected 1"):
         cache.step([[1, 2]])

@@ -307,6 +307,19 @@ def test_case_34_pages_from_another_engine(wire):
     check_engine(here)
 
 
+def test_case_34_a_prompt_whose_step_failed():
+    """It is computed again, or the failure is told."""
+    here, there = engine(), engine(P=30)
+    asked = params(9, temperature=1, seed=2, ignore_eos=True)
+    request = prefill(here, [5] * 14, asked)
+    here.abort([request])
+    (there_,) = hand_over(request, here, there, asked, lambda k, v: (k, v))
+    run(there)
+    same_as_alone(there_)
+    with pytest.raises(TransferError, match=f"{request.id} holds no pages"):
+        hand_over(request, here, there, asked, lambda k, v: (k, v), "fail")
+
+
 def test_case_34_aborted_while_held():
     """An abort of a finished request leaves its pages to their holders."""
     here = engine()

@@ -130,8 +130,8 @@ def test_a_kernel_that_does_not_compile_costs_no_other(tmp_path):
 def test_a_line_that_no_answer_needs_costs_none(tmp_path, line):
     lesson = course.find("r01_roofline")
     right = line + "\n" + lesson.sources["python"]
-    needed = right.replace("    # exercise: ", "    entered + 1\n    # exercise: ", 1) if "=" in line else \
-        right.replace("    # exercise: ", "    a_module_that_is_not_here.f()\n    # exercise: ", 1)
+    use = "entered + 1" if "=" in line else "a_module_that_is_not_here.f()"
+    needed = right.replace("    # exercise: ", f"    {use}\n    # exercise: ", 1)
     assert needed != right
     for student, text in (("ada", right), ("ben", needed)):
         classroom.put(tmp_path / "sent" / student / "r01_roofline.py", text)

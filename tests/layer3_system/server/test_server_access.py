@@ -71,7 +71,8 @@ def test_a_listed_host_is_served():
 
 def test_the_command_hands_over_hosts_and_origins(command, monkeypatch):
     given = []
-    monkeypatch.setattr(serving, "run", lambda *values: given.append(values[-1]))
+    monkeypatch.setattr(serving, "listener_of", lambda *values: given.append(values[-1]))
+    monkeypatch.setattr(serving, "run", lambda *_: None)
     code, _, wrong = command(serving.app, "serve", "--port", 0, "--allow-host", "a.example",
                              "--allow-host", "b.example", "--allow-origin", ORIGIN)
     assert not code, wrong

@@ -130,10 +130,16 @@ def test_what_is_small_is_sent_at_once():
 
 
 def test_it_says_whose_parts_run(run, monkeypatch):
-    monkeypatch.setattr(serving, "run", lambda *given: print(given[1:4]))
+    monkeypatch.setattr(serving, "run", lambda *given: None)
+    monkeypatch.setattr(serving, "listener_of", lambda *given: print(given[1:4]))
     code, said, _ = run("--port", 0, "--name", "mine", "--tokens", 50, "--api-key", "k")
     assert not code and "paged_attention_cpu" in said and "BlockPool        reference" in said
     assert "('mine', Limits(body=1048576, tokens=50, queue=1024" in said and "'k')" in said
+
+
+def test_an_empty_key_is_refused(run):
+    code, _, wrong = run("--port", 0, "--api-key", "")
+    assert code == 2 and "--api-key: expected a key, found an empty text" in wrong
 
 
 class Desks(Desk):

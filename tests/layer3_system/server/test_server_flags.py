@@ -48,7 +48,8 @@ def test_steps_launched_ahead_change_no_token():
     (["--draft", "shipped"], 4, False), (["--async-scheduling"], None, True)])
 def test_the_flags_reach_the_engine(command, monkeypatch, words, most, overlap):
     engines = []
-    monkeypatch.setattr(cli, "run", lambda engine, *_: engines.append(engine))
+    monkeypatch.setattr(cli, "listener_of", lambda engine, *_: engines.append(engine))
+    monkeypatch.setattr(cli, "run", lambda *_: None)
     code, _, wrong = command(cli.app, "serve", "--port", 0, *words)
     assert not code, wrong
     drafter = engines[0].drafter
