@@ -1,7 +1,7 @@
 """Layer 2 · the graph.
 
 g01_llama  A Llama on the course's kernels
-g02_kv_cache  Remember instead of recompute
+g02_kv_cache  Remember instead of recomputing
 g03_merging  Two operations, one equation
 g04_graph_passes  A graph you can rewrite
 g05_fused_llama  The fused execution graph
