@@ -148,7 +148,7 @@ def test_Scheduler_admit_waiting(subject):
 
 def admit(subject, what, sizes, seated, queue, left, want, mistakes):
     drive = situation(played(subject, **sizes), seated, queue)
-    counts = subject.make("collections:OrderedDict")
+    counts = subject.make("collections:UserDict")
     for name, *_ in seated[:1]:         # running requests may be in the counts already
         counts.setdefault(drive.requests[name], 1)
     drive.scheduler.admit_waiting(counts, left)
@@ -195,7 +195,7 @@ def test_Scheduler_admit_waiting__known_pages(subject):
         subject.make("builtins:setattr", drive.requests["a"], "hashes", known)
         subject.make("builtins:setattr", drive.pool, "match_prefix",
                      subject.make("operator:attrgetter", "hashes"))
-        counts = subject.make("collections:OrderedDict")
+        counts = subject.make("collections:UserDict")
         drive.scheduler.admit_waiting(counts, 14)
         same(f"admit_waiting, 14 tokens left, of the 20 of a the pool knows {4 * len(known)}, "
              f"{P - 4} of {P} pages are free", counted(counts), want, {
@@ -209,7 +209,7 @@ def test_Scheduler_admit_waiting__known_pages(subject):
 def test_Scheduler_admit_waiting__preempted_before(subject):
     drive = situation(played(subject), [], [("a", 3, 5), ("b", 3, 5)])
     subject.make("builtins:setattr", drive.requests["a"], "preemptions", 2)
-    counts = subject.make("collections:OrderedDict")
+    counts = subject.make("collections:UserDict")
     drive.scheduler.admit_waiting(counts, 20)
     same("admit_waiting, a was preempted in an earlier step", counted(counts), {"a": 3, "b": 3}, {
         "skips_preempted": ("It is admitted as any other, or it never ends.", {}, {"b": 3})})
