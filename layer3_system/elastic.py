@@ -135,14 +135,19 @@ def options_of() -> argparse.Namespace:
     return options
 
 
+def folder_of(options: argparse.Namespace) -> Folder:
+    """The folder for checkpoints. SystemExit where there can be none."""
+    try:
+        return Folder(options.save, options.pause)
+    except OSError as error:
+        raise SystemExit(f"--save {options.save}: expected a folder, {error.strerror}") from None
+
+
 def main() -> None:
     options = options_of()
     torch.set_num_threads(1)                # sums in one order
     meet()
-    try:
-        files = Folder(options.save, options.pause)
-    except OSError as error:
-        raise SystemExit(f"--save {options.save}: expected a folder, {error.strerror}") from None
+    files = folder_of(options)
     job = Job(files, Parts.own(), not options.waiting)
     code = 0
     try:

@@ -101,6 +101,16 @@ def waits(ready: Any, process: subprocess.Popen) -> bool:
     return True
 
 
+def strike(run: Torchrun, victims: str, order: random.Random) -> None:
+    """Kill one rank, all ranks, or all ranks and torchrun."""
+    ranks = run.ranks()
+    if victims == "all ranks and torchrun":
+        run.end()
+    else:
+        for number in ranks if victims == "all ranks" else [order.choice(ranks)]:
+            kill(number)
+
+
 def lives(folder: Path, losses: Path, steps: int, kills: int,
           order: random.Random) -> Iterator[dict[str, Any]]:
     """A training up to its last step, killed `kills` times; what each kill met, as it happens."""
@@ -116,12 +126,7 @@ def lives(folder: Path, losses: Path, steps: int, kills: int,
                 waits(lambda: half_written(folder), run.process)
             else:
                 time.sleep(order.random() * 0.05)
-            ranks = run.ranks()
-            if victims == "all ranks and torchrun":
-                run.end()
-            else:
-                for number in ranks if victims == "all ranks" else [order.choice(ranks)]:
-                    kill(number)
+            strike(run, victims, order)
             yield {"kill": victims, "waited for": wanted, "after step": rows(losses)[-1]["step"],
                    "half written": half_written(folder)}
             if victims == "all ranks and torchrun":
