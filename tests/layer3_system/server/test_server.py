@@ -376,7 +376,8 @@ def test_answers_that_are_too_long():
     with served(limits=Limits(tokens=8)) as server:
         told(server.post(prompt="a", max_tokens=9), 400, "max_tokens", "at most 8")
         assert server.post(prompt="a", max_tokens=8).status_code == 200
-        told(server.post(prompt="a", min_tokens=9), 400, "min_tokens", "at most")
+        told(server.post("chat/completions", min_tokens=9, messages=[
+            {"role": "user", "content": "hi"}]), 400, "min_tokens", "at most")
         said = server.post(prompt="a", ignore_eos=True).json()      # 16 where there is no limit
         assert said["usage"]["completion_tokens"] == 8
         for words, most in (("hi", 8), (LONG[:490], 5)):        # 17 are the template's
