@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from itertools import count
 
 import pytest
 import torch
@@ -27,9 +28,10 @@ SPLIT = "layer3_system.testing.split_ranks"
 FEW = Options(G=4, roles=("painter", "farmer"))
 
 
-def parity(answer):
-    """A reward that answers to one question hardly share."""
-    return float(sum(answer.tokens) % 2)
+def by_turns_rewarded():
+    """A reward of 0 and 1 by turns: the answers to a question never share it, whatever they are."""
+    turns = count()
+    return lambda answer: float(next(turns) % 2)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +46,7 @@ def ranks():
 
 def test_the_engine_and_the_actor_agree_before_and_after_an_update():
     """Also in the second step, where prompts are in the prefix cache, with keys of old weights."""
-    learning = Learning(FEW, reward=parity)
+    learning = Learning(FEW, reward=by_turns_rewarded())
     rows = [learning.step() for _ in range(3)]
     assert all(0 < row.gap < BOUND and row.dead < 2 for row in rows)
     assert learning.rollout.version == learning.actor.version == 3
@@ -62,7 +64,7 @@ def test_log_probs_of_answers_of_several_lengths():
 
 
 def test_an_engine_that_lacks_an_update_is_told_by_the_gap():
-    learning = Learning(FEW, reward=parity)
+    learning = Learning(FEW, reward=by_turns_rewarded())
     learning.deliver = lambda: None
     learning.step()
     with pytest.raises(LearningError, match=r"after update 1, at most 1e-05: .* not received the "
@@ -75,7 +77,7 @@ def test_a_reference_keeps_the_actor_near():
     far = []
     for near in (0.0, 10.0):
         options = Options(G=4, roles=("painter", "farmer"), near=near)
-        learning = Learning(options, reward=parity)
+        learning = Learning(options, reward=by_turns_rewarded())
         losses = [learning.step().loss for _ in range(4)]
         start = Learning(FEW).actor.weights
         far.append((losses[0], sum((w - start[name]).square().sum().item()

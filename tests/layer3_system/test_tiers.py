@@ -365,11 +365,12 @@ def test_the_parts_of_a_learner():
 
 
 def test_the_flags_reach_the_engine(command, monkeypatch, tmp_path):
-    engines = []
-    monkeypatch.setattr(cli, "run", lambda engine, *_: engines.append(engine))
+    listeners = []
+    monkeypatch.setattr(cli, "run", lambda listener, *_: listeners.append(listener))
     code, _, wrong = command(cli.app, "serve", "--port", 0, "--host-pages", 5, "--kv-file",
                              tmp_path / "kv")
     assert not code, wrong
-    pool = engines[0].pool
+    engine = listeners[0].bridge.engine
+    pool = engine.pool
     assert (pool.host.places, pool.host.file.records) == (5, 20)
-    assert isinstance(engines[0].pages, TieredPages) and pool.costs.bandwidth > 0
+    assert isinstance(engine.pages, TieredPages) and pool.costs.bandwidth > 0
