@@ -223,11 +223,12 @@ class Desk:
         text = read(path, self.label(path))
         self.parsed(path, text, language)
         spliced = stub.splice(text, cell, language).text
-        helper = None
-        if last := state["cells"].get(exercise.id):
-            others = [t for e, t in state["cells"].items() if e != exercise.id
-                      and e in {o.id for o in lesson.exercises if o.language == language}]
-            helper = merge.edited_helper(text, last, cell, others, exercise)
+        others = [t for e, t in state["cells"].items() if e != exercise.id
+                  and e in {o.id for o in lesson.exercises if o.language == language}]
+        last = state["cells"].get(exercise.id, "")
+        helper = merge.edited_helper(text, last, cell, others, exercise)
+        if last:
+            spliced = merge.handed_back(spliced, last, [cell, *others], exercise)
             spliced = merge.forget(spliced, last, [cell, lesson.stubs[language], *others], language)
 
         def digest(source):
@@ -246,9 +247,9 @@ class Desk:
         if take != "file" and spliced != text:
             self.keep(path)
             self.write(path, spliced)
-        with self.changing() as state:
-            state["synced"][exercise.id] = in_file if take == "file" else in_cell
-            if take != "file":
+        if take != "file":          # the choice of a file holds once, and no longer
+            with self.changing() as state:
+                state["synced"][exercise.id] = in_cell
                 state["cells"][exercise.id] = cell
         return take or "cell"
 
@@ -291,7 +292,7 @@ class Desk:
             self.write(path, text)
         names = {e.id for e in ([exercise] if exercise else lesson.exercises)}
         with self.changing() as state:
-            for part in ("passed", "synced", "cells"):
+            for part in ("passed", "synced"):       # helpers of its cell are still in the file
                 state[part] = {k: v for k, v in state[part].items() if k not in names}
         return aside
 

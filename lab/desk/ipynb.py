@@ -83,7 +83,7 @@ def own_lines(rows):
     lines = [f"{row}\n" for row in rows]
     try:
         runs = TransformerManager().do_token_transforms(list(lines))
-    except RuntimeError:                    # more than it would change in a cell
+    except (RuntimeError, SyntaxError):     # more than it would change in a cell; odd indentation
         return []
     changes = difflib.SequenceMatcher(None, lines, runs, autojunk=False).get_opcodes()
     return [number for kind, first, end, *_ in changes if kind != "equal"

@@ -58,20 +58,37 @@ def forget(text, cell, keep, language):
 
 
 def edited_helper(text, last, cell, others, exercise):
-    """The name of a helper that was edited in the file: it differs from the cell of its exercise,
-    from the cell that was written last, and from those of other exercises, `others`. None if there
-    is none."""
-    def form(source, name):
-        return stub.normalised(source, name, exercise.language)
-
-    for name in stub.definitions(last, exercise.language):
+    """The name of a helper in `cell` that the learner wrote or edited in the file: it differs from
+    that in the cell of its exercise, in the cell that was written last, in the stub and in the
+    cells of other exercises, `others`. None if there is none."""
+    language = exercise.language
+    known = [cell, last, exercise.lesson.stubs[language], *others]
+    for name in stub.definitions(cell, language):
         if f"{exercise.name}.".startswith(f"{name}."):
             continue                        # the exercise itself, or its class
-        there, wanted = form(text, name), form(cell, name)
-        if None not in (there, wanted) and there not in (
-                wanted, *(form(other, name) for other in (last, *others))):
+        there = stub.normalised(text, name, language)
+        if there not in (None, *(stub.normalised(each, name, language) for each in known)):
             return name
     return None
+
+
+def handed_back(text, last, others, exercise):
+    """`text` with the course's own again where only the cell `last` had something else, and the
+    text still has that. Exercises stay: they are the learner's. others: cells that count"""
+    language = exercise.language
+    lesson = exercise.lesson
+    handed_out = lesson.stubs[language]
+    exercises = {one.name.split(".")[0] for one in lesson.exercises}
+
+    def only_there(name):
+        form, *elsewhere = (stub.normalised(each, name, language) for each in (last, *others))
+        return form and form == stub.normalised(text, name, language) and not any(elsewhere)
+
+    back = [unit.text for unit in stub.read(handed_out, language)
+            if unit.names and not exercises & set(unit.names) and all(map(only_there, unit.names))]
+    for own in back:
+        text = stub.splice(text, own, language).text
+    return text
 
 
 def _forget_python(text, cell, keep):

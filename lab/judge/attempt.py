@@ -45,7 +45,7 @@ def driver(text, lesson):
     has to run beside an answer, and may do an exercise's work in another way. This is a rule and
     no wall; what graders compare with is in tests/, which no answer can import."""
     homes = homes_by_floor()
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(ast.parse(stub.one_newline(text))):
         for name in imports(node, lesson.floor):
             floor, *rooms = homes.get(name, name).split(".")
             if rooms[:1] == ["testing"] and (ROOT / floor / "testing").is_dir():

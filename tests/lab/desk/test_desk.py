@@ -149,6 +149,8 @@ def test_a_file_edited_meanwhile_is_never_overwritten(desk):
     assert "this notebook's cell" in said and "r01_roofline.py, line" in said
     assert desk.path(LESSON, ".py").read_text() == edited
     assert desk.write_cell(LESSON, ADD, RIGHT, take="file") == "file"
+    with pytest.raises(CourseError, match="two versions"):
+        desk.write_cell(LESSON, ADD, RIGHT)         # nor after the file was chosen once
     assert desk.path(LESSON, ".py").read_text() == edited
     assert desk.write_cell(LESSON, ADD, RIGHT, take="cell") == "cell"
     assert edited in [p.read_text() for p in kept(desk)]
@@ -175,6 +177,24 @@ def test_a_helper_edited_in_the_file_is_not_overwritten_either(desk):
     assert desk.write_cell(LESSON, ADD, HELPED.format(4)) == "cell"     # edited in the cell alone
 
 
+@pytest.mark.parametrize("before", [None, RIGHT])
+def test_a_helper_written_in_the_file_is_not_overwritten_by_a_cell_that_is_new(desk, before):
+    if before:
+        desk.write_cell(LESSON, ADD, before)
+    mine = answer(desk, "def times(n):\n    return 7 * n\n")
+    with pytest.raises(CourseError, match=r"times has two versions: .*r01_roofline.py, line \d+,"):
+        desk.write_cell(LESSON, ADD, HELPED.format(3))
+    assert desk.path(LESSON, ".py").read_text() == mine
+    assert desk.write_cell(LESSON, ADD, HELPED.format(7)) == "cell"     # they agree
+
+
+def test_after_a_reset_a_helper_is_still_the_cells(desk):
+    desk.write_cell(LESSON, ADD, HELPED.format(2))
+    desk.reset(LESSON, ADD)
+    assert desk.write_cell(LESSON, ADD, HELPED.format(3)) == "cell"
+    assert "return 3 * n" in desk.path(LESSON, ".py").read_text()
+
+
 def test_a_helper_of_two_cells_is_of_the_one_that_was_checked_last(desk):
     bound = "def times(n):\n    return 5 * n\n\n\ndef bound(flops, moved, peak, bandwidth):\n" \
             "    return times(1)\n"
@@ -183,6 +203,22 @@ def test_a_helper_of_two_cells_is_of_the_one_that_was_checked_last(desk):
     assert "return 5 * n" in desk.path(LESSON, ".py").read_text()
     assert desk.write_cell(LESSON, ADD, HELPED.format(3)) == "cell"
     assert "return 3 * n" in desk.path(LESSON, ".py").read_text()
+
+
+GIVEN = "RIDGES = 4\n\n\ndef given():\n    return RIDGES\n\n\n"
+
+
+def test_what_the_course_gives_comes_back_when_a_cell_no_longer_overrides_it(desk, monkeypatch):
+    stubs = {"python": GIVEN + LESSON.stubs["python"]}
+    monkeypatch.setitem(LESSON.__dict__, "stubs", stubs)
+    desk.path(LESSON, ".py").write_text(stubs["python"])
+    desk.write_cell(LESSON, ADD, RIGHT)
+    once = desk.path(LESSON, ".py").read_text()
+    desk.write_cell(LESSON, ADD, GIVEN.replace("4", "8").replace("return ", "return 1 + ") + RIGHT)
+    text = desk.path(LESSON, ".py").read_text()
+    assert "RIDGES = 8" in text and "return 1 + RIDGES" in text
+    desk.write_cell(LESSON, ADD, RIGHT)
+    assert desk.path(LESSON, ".py").read_text() == once
 
 
 def test_a_reset_that_cannot_read_a_file_changes_none(desk):
@@ -205,6 +241,12 @@ def graded(desk):
     verdicts = check.grade(LESSON, candidate, ["count_add"])
     desk.record(LESSON, candidate, verdicts)
     return verdicts[0]
+
+
+def test_a_byte_order_mark_is_no_part_of_an_answer(desk):
+    path = desk.path(LESSON, ".py")
+    path.write_text(answer(desk, RIGHT), "utf-8-sig")
+    assert path.read_text()[0] == "\ufeff" and graded(desk).verdict == "pass"
 
 
 def test_mine_is_what_last_passed_and_nothing_else(desk):

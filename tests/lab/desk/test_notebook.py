@@ -149,6 +149,14 @@ def test_magics_are_no_part_of_an_answer(live, more):
     assert "pass" in live.run('lesson.check("count_add", take="cell")')
 
 
+def test_a_cell_that_ends_at_another_depth_breaks_no_later_check(live):
+    live.run("def count_add(n, itemsize):\n        flops = n\n    return flops, 3\n")
+    shown = live.run('lesson.check("count_add")')
+    assert "refused: line 3 of the cell: unindent" in shown and "Traceback" not in shown
+    live.run(ADD.format(3))
+    assert "pass: count_add" in live.run('lesson.check("count_add", take="cell")')
+
+
 def test_a_line_of_python_may_begin_with_a_percent_sign(live, desk):
     live.run("def count_add(n, itemsize):\n    left = (n\n            % 7)\n    return n, "
              "3 * n * itemsize + 0 * left\n%matplotlib inline\n")

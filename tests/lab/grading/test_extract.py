@@ -365,6 +365,12 @@ def test_a_broken_cell_spoils_no_other():
     noted(notes, "code cell 4, line 2", "cannot be read")
 
 
+def test_a_cell_that_ends_at_another_depth_spoils_no_other():
+    odd = "def other(n):\n        flops = n\n    return flops, 3\n"
+    made, _ = of(("k07_softmax.ipynb", [odd + "# merge\n", MERGE]))
+    assert got(made, "merge") == code(MERGE, "merge")
+
+
 def test_a_cell_that_is_all_there_is_and_broken_is_a_verdict_with_its_line():
     made, _ = of(("hw.ipynb", ["x = 1", "\n" + BROKEN]))
     verdict = check.untouched(K07, made, K07.exercise("merge"))
