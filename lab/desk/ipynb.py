@@ -7,6 +7,7 @@ import json
 from lab import stub
 from lab.course import CourseError
 
+HANDLE = "lesson"           # what the first cell of a notebook calls it
 RUNS_HERE = ("%%time", "%%capture", "%%prun")       # cell magics whose cell still defines its names
 
 
@@ -52,12 +53,29 @@ def code(text, label):
 
 
 def language_and_text(body):
-    """(language, text without IPython's own lines) of a cell, None where another magic has it."""
+    """(language, text) of a cell, None where another magic has it. IPython's own lines and those
+    about the lesson are no part of an answer, and left out."""
     first, _, rest = body.lstrip().partition("\n")
     magic = first.split()[0] if first.startswith("%%") else ""
     if magic == "%%cuda":
         return "cuda", rest
-    return ("python", without_magics(body)[0]) if magic in ("", *RUNS_HERE) else None
+    if magic not in ("", *RUNS_HERE):
+        return None
+    return "python", without_calls(without_magics(body)[0])
+
+
+def without_calls(text):
+    """A cell without lines such as lesson.check("…")."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return text
+    rows = stub.one_newline(text).split("\n")
+    for node in tree.body:
+        if isinstance(node, ast.Expr) and any(
+                isinstance(part, ast.Name) and part.id == HANDLE for part in ast.walk(node)):
+            rows[node.lineno - 1:node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)
+    return "\n".join(rows)
 
 
 def without_magics(text):

@@ -120,7 +120,7 @@ class NotebookLesson:
         try:
             note = borrowed(cell, language, self.lesson, others)
             if self.desk is None:
-                return self.from_cells(), note
+                return self.from_cells(exercise.name), note
             if self.desk.write_cell(self.lesson, exercise, cell, take) == "file":
                 note = "graded the text in the file, which differs from the cell"
         except SyntaxError as error:
@@ -130,16 +130,23 @@ class NotebookLesson:
             raise CourseError(of_the_cell(error)) from None
         return self.desk.candidate(self.lesson), note
 
-    def from_cells(self):
-        """The stubs, with every exercise that a cell run so far in this notebook defines."""
+    def from_cells(self, name):
+        """The stubs, with every exercise that a cell run so far in this notebook defines.
+        SyntaxError, or ValueError in CUDA: the cell of exercise `name` cannot be read. Any other
+        exercise then stays the stub."""
         from lab.judge.candidate import Candidate
 
         sources = dict(self.lesson.stubs)
         for exercise in self.lesson.exercises:
             cell, _ = executed(exercise)
-            if cell is not None:
-                language = exercise.language
+            if cell is None:
+                continue
+            language = exercise.language
+            try:
                 sources[language] = stub.splice(sources[language], cell, language).text
+            except (SyntaxError, ValueError):
+                if exercise.name == name:
+                    raise
         return Candidate(sources, dict.fromkeys(sources, "this notebook"))
 
     def first_guess(self, exercise):
@@ -151,7 +158,7 @@ class NotebookLesson:
         """A CUDA kernel of this lesson as it stands: the desk's file, or the cells run so far."""
         from lab import simulator
 
-        candidate = self.desk.candidate(self.lesson) if self.desk else self.from_cells()
+        candidate = self.desk.candidate(self.lesson) if self.desk else self.from_cells(name)
         module = simulator.RawModule(candidate.sources["cuda"], path=f"{self.lesson.id}.cu",
                                      is_text=True)
         return module.get(name)
@@ -161,7 +168,7 @@ class NotebookLesson:
         each tuple of `arguments`: a RankRun. settings: of `ranks` in lab/judge/subject.py"""
         from lab.judge.isolate import running
 
-        candidate = self.desk.candidate(self.lesson) if self.desk else self.from_cells()
+        candidate = self.desk.candidate(self.lesson) if self.desk else self.from_cells(name)
         with running(self.lesson, candidate.sources, earlier=candidate.earlier) as subject:
             return subject.ranks(name, arguments, **settings)
 
@@ -272,31 +279,11 @@ def executed(exercise):
     for raw in reversed(CELLS):
         language, text = ipynb.language_and_text(raw) or ("", "")
         cuda = language == "cuda"
-        if language == "python":
-            text = without_calls(text)
         if own is None and cuda == (exercise.language == "cuda") and defines(text, exercise):
             own = text
         elif language == "python":
             others.append(text)
     return own, others
-
-
-HANDLE = "lesson"           # what the first cell of a notebook calls it
-
-
-def without_calls(text):
-    """A cell without lines such as lesson.check("…"), which are no part of an answer."""
-    try:
-        tree = ast.parse(text)
-    except SyntaxError:
-        return text
-    rows = text.split("\n")
-    for node in tree.body:
-        call = node.value if isinstance(node, ast.Expr) else None
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and \
-                isinstance(call.func.value, ast.Name) and call.func.value.id == HANDLE:
-            rows[node.lineno - 1:node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)
-    return "\n".join(rows)
 
 
 def defines(text, exercise):

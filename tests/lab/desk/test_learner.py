@@ -176,6 +176,15 @@ def test_a_bare_answer_and_a_notebook_as_file(tmp_path):
     assert done.returncode == 3 and "1 pass, 6 not attempted" in done.stdout
 
 
+@pytest.mark.parametrize("call", ["lesson.check('count_add')", "print(lesson.check('count_add'))"])
+def test_a_check_in_the_cell_of_an_answer_is_no_part_of_the_file(tmp_path, call):
+    source = f"def count_add(n, itemsize):\n    return n, 3 * n * itemsize\n\n{call}\n"
+    (tmp_path / "a.ipynb").write_text(json.dumps({"cells": [
+        {"cell_type": "code", "metadata": {}, "source": source}]}))
+    done = lab("check", "r01_roofline/count_add", "--file", tmp_path / "a.ipynb")
+    assert done.returncode == 0, done.stdout
+
+
 @pytest.mark.parametrize("turn", [1, -1])
 def test_a_cell_that_cannot_be_read_costs_its_own_exercise(tmp_path, turn):
     cells = ["def count_add(n, itemsize):\n    return n, 3 * n * itemsize\n",

@@ -5,7 +5,7 @@ import pytest
 from nbclient import NotebookClient
 
 from lab import course, stub
-from lab.desk import notebook
+from lab.desk import ipynb, notebook
 from lab.desk.desk import Desk
 from lab.judge import check
 from lab.judge.candidate import Candidate
@@ -167,6 +167,22 @@ def test_a_line_of_python_may_begin_with_a_percent_sign(live, desk):
 def test_a_check_in_the_cell_of_the_answer_is_no_part_of_it(live, desk):
     shown = live.run(ADD.format(3) + '\n\nlesson.check("count_add",\n             take="cell")\n')
     assert "pass: count_add" in shown and "lesson.check" not in text(desk)
+
+
+@pytest.mark.parametrize("call", ["print(lesson.check('add'))", "lesson.check('add').passed",
+                                  "lesson", "lesson.hint('add'), 3"])
+def test_a_line_about_the_lesson_is_no_part_of_an_answer(call):
+    cell = f"import math\n{call}\ndef add(lesson):\n    print(lesson)\n"
+    assert ipynb.language_and_text(cell) == ("python", cell.replace(call, "", 1))
+
+
+def test_a_cell_that_cannot_be_read_costs_its_own_exercise(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)             # no desk
+    monkeypatch.setattr(notebook, "CELLS", [
+        ADD.format(3), "def bound(flops, moved, peak, bandwidth)\n    return 1\n"])
+    lesson = notebook.NotebookLesson(course.find("r01_roofline"))
+    assert "pass: count_add" in repr(lesson.check("count_add"))
+    assert "refused: line 1 of the cell: expected ':'" in repr(lesson.check("bound"))
 
 
 @pytest.mark.parametrize("other", ["%%bash\necho 'def count_add(n, itemsize): return 0, 0'",
