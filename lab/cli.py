@@ -152,6 +152,7 @@ def check(
     lessons, exercise = chosen(what, file, on)
     reports = []
     codes = []
+    unrecorded = []
     for lesson in lessons:
         names = [exercise.name] if exercise else None
         candidate = from_file(lesson, file) if file else own_desk().candidate(lesson)
@@ -159,9 +160,9 @@ def check(
             language = lesson.language(file)
             names = [e.name for e in lesson.exercises if e.language == language]
         verdicts = graded(lesson, candidate, names, on)
-        verdicts = list(verdicts) if as_json else print_verdicts(lesson, candidate, verdicts)
         if file is None:
-            own_desk().record(lesson, candidate, verdicts)
+            verdicts = recorded(own_desk(), lesson, candidate, verdicts, unrecorded)
+        verdicts = list(verdicts) if as_json else print_verdicts(lesson, candidate, verdicts)
         if problems and not as_json:
             for line in report.problems(lesson, candidate, verdicts):
                 print(line)
@@ -169,7 +170,20 @@ def check(
         reports.append(report.report(lesson, candidate, verdicts))
     if as_json:
         print(report.dumps(reports[0] if len(reports) == 1 else reports))
+    if unrecorded:
+        terminal.refuse(f"the verdicts were not recorded: {unrecorded[0]}", "lab")
     raise typer.Exit(1 if 1 in codes else max(codes))
+
+
+def recorded(desk, lesson, candidate, verdicts, unrecorded):
+    """The verdicts, each remembered on the desk before anybody sees it: a check may be cut short.
+    unrecorded: filled with the errors of a desk that cannot be written"""
+    for verdict in verdicts:
+        try:
+            desk.record(lesson, candidate, [verdict])
+        except CourseError as error:
+            unrecorded.append(error)
+        yield verdict
 
 
 def graded(lesson, candidate, names, on):

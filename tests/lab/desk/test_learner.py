@@ -7,9 +7,10 @@ import sys
 
 import pytest
 
-from lab import course, stub
+from lab import cli, course, stub, terminal
 from lab.course import ROOT
 from lab.desk.desk import Desk
+from lab.judge.verdict import Verdict
 
 # kind: exercise, a wrong answer, what its message names, the right answer is the reference's
 KINDS = {
@@ -205,6 +206,44 @@ def test_a_cache_that_cannot_be_made_is_one_line(tmp_path):
                XDG_CACHE_HOME=str(tmp_path / "file"))
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
     assert "XDG_CACHE_HOME may name another folder" in done.stderr
+
+
+RIGHT = "def count_add(n, itemsize):\n    return n, 3 * n * itemsize\n"
+
+
+def test_what_was_shown_as_passed_has_passed_when_a_check_is_cut_short(tmp_path, monkeypatch,
+                                                                      command):
+    desk = Desk(tmp_path / "work")
+    desk.prepare()
+    lesson, exercise = course.find_exercise("r01/count_add")
+    desk.start(lesson)
+    put(desk.folder, exercise, RIGHT)
+
+    def cut_short(*_):
+        yield Verdict("count_add", "pass", 1, 1)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "graded", cut_short)
+    monkeypatch.setitem(terminal.options, "desk", None)
+    code, shown, _ = command(cli.app, "lab", "--desk", desk.folder, "check", "r01")
+    assert code == 130 and "✓ pass" in shown and desk.passed(exercise)
+
+
+@pytest.mark.parametrize("words", [["check"], ["check", "--json"]])
+def test_a_desk_that_cannot_be_written_is_checked_all_the_same(tmp_path, words):
+    desk = Desk(tmp_path / "work")
+    desk.prepare()
+    for name in ("r01", "r02"):
+        desk.start(course.find(name))
+    put(desk.folder, course.find_exercise("r01/count_add")[1], RIGHT)
+    lock = desk.state_file.with_suffix(".lock")
+    lock.unlink()
+    lock.mkdir()                            # not to be opened, for root neither
+    done = lab(*words, desk=desk.folder)
+    assert done.returncode == 3 and "r02_" in done.stdout
+    assert ('"pass"' if "--json" in words else "1 pass") in done.stdout
+    [line] = done.stderr.splitlines()
+    assert line.startswith("lab: the verdicts were not recorded: cannot write "), line
 
 
 def test_lines_are_those_of_the_learners_own_file(tmp_path):
