@@ -103,7 +103,10 @@ class Grader:
         place: the Servers that fork it, None for servers.common()"""
         device.cache_folder()                   # its CourseError comes here, not as a verdict
         request = {"lesson": lesson.id, "fingerprint": lesson.fingerprint}
-        self.child = Child(__name__, request, (*more, *modules(lesson, earlier, names)), place)
+        try:
+            self.child = Child(__name__, request, (*more, *modules(lesson, earlier, names)), place)
+        except RuntimeError as error:           # such as a package that is damaged
+            raise course.CourseError(str(error)) from None
 
     def grade(self, candidate, names=None, passed=()):
         """Verdicts, as check.grade has them. CourseError where the process has ended.

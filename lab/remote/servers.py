@@ -153,9 +153,14 @@ def common():
 
 
 def own(folder):
-    """The folder, made where it is missing. CourseError where another user could put a socket."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    facts = folder.lstat()
+    """The folder, made where it is missing. CourseError where that cannot be, or where another user
+    could put a socket."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        facts = folder.lstat()
+    except OSError as error:
+        raise CourseError(f"cannot use {folder}, where the processes that grade are: "
+                          f"{error.strerror}; XDG_CACHE_HOME may name another folder") from None
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
         raise CourseError(f"{folder}: expected a folder of user {os.geteuid()}, it is one of user "
                           f"{facts.st_uid} or a link: remove it")

@@ -102,6 +102,12 @@ def test_a_lesson_that_has_changed_since_is_refused(monkeypatch):
         forked.grade(old, reference(lesson), ["count_add"])
 
 
+def test_a_package_that_cannot_be_imported_is_one_line_and_no_verdict():
+    lesson = course.find("r01_roofline")
+    with pytest.raises(CourseError, match="No module named 'no_such_module'"):
+        forked.Grader(lesson, ("no_such_module",))
+
+
 def test_a_gpu_measures_one_at_a_time(monkeypatch):
     assert forked.jobs(["a", "b"]) == 2 and forked.jobs(list("abcdef")) == 4
     monkeypatch.setattr(device, "maybe_driver", lambda: True)

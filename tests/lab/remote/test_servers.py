@@ -170,6 +170,12 @@ def test_a_folder_of_anybody_else_is_refused(tmp_path, monkeypatch, made):
         servers.own(folder)
 
 
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "warm").write_text("")
+    with pytest.raises(CourseError, match=r"cannot use .*warm, where .*: File exists; XDG_CACHE_"):
+        servers.own(tmp_path / "warm")
+
+
 def test_a_server_of_another_user_is_refused(place, monkeypatch):
     address = place.start(("json",))
     user = os.geteuid()
