@@ -7,6 +7,8 @@ from lab import course, stub
 from lab.course import SUFFIX
 from lab.judge.candidate import told
 
+# A call that ends the process, and no method of that name.
+ENDS = re.compile(r"(?:\bos\.|(?<![\w.])(?<!def ))(_exit|abort|kill|killpg)\s*\(")
 MAX_REPR_CHARS = 300    # of an exception's text, up to which an object in it shows its fields
 
 
@@ -122,7 +124,7 @@ class Messages:
                 return self.line_of("python", line)
         lines = stub.one_newline(self.candidate.sources["python"]).split("\n")
         for number, text in enumerate(lines, 1):
-            if stopped.why == "died" and re.search(r"\b(_exit|abort|kill|killpg)\s*\(", text):
+            if stopped.why == "died" and ENDS.search(text):
                 return self.line_of("python", number)
         return ""
 

@@ -100,8 +100,13 @@ def rewritten(source, name, body, language):
 
 
 def find_line(source, name, language):
-    """The line on which a definition begins, below its decorators. KeyError: it is not there."""
-    unit = _find(source, name, language)[0]
+    """The line on which a definition begins, below its decorators; that of the last, which Python
+    runs, where there are several. KeyError: it is not there."""
+    unit, *others = _find(source, name, language)
+    for other in others if language == "python" else ():
+        setter = other.text.lstrip().startswith(f"@{name.rpartition('.')[2]}.")
+        if other.defines and not setter:
+            unit = other
     rows = unit.text.split("\n") if unit.text.lstrip().startswith("@") else []
     return unit.line + next((i for i, row in enumerate(rows) if PYTHONS_OWN.match(row)), 0)
 

@@ -245,6 +245,24 @@ def test_find_line(language, source, exercises, names):
         assert not rows[first - 1].lstrip().startswith(("@", "maxsize")), "decorators are above it"
 
 
+PROPERTY = """class A:
+    @property
+    def size(self):
+        return 1
+
+    @size.setter
+    def size(self, n):
+        pass
+"""
+
+
+@pytest.mark.parametrize("source, name, line", [
+    (PROPERTY, "A.size", 3), (PROPERTY * 2, "A.size", 11),
+    ("def f():\n    pass\n\n\ndef f():\n    pass\n\n\nf = counted(f)\n", "f", 5)])
+def test_the_last_definition_is_the_one_that_counts(source, name, line):
+    assert stub.find_line(source, name, "python") == line
+
+
 # ---- normalised
 
 

@@ -1,14 +1,15 @@
 """An answer that imports given code, or what graders compare with, is refused."""
 
 import os
+import shutil
 import subprocess
 import sys
 
 import pytest
 
 from lab import course, device, stub
-from lab.judge import attempt, check
-from lab.judge.candidate import Candidate
+from lab.judge import attempt, check, plugin
+from lab.judge.candidate import Candidate, reference
 
 S13 = course.find("s13")
 # `pack_mask` without a thought: the stand-in for a matcher packs its masks.
@@ -57,6 +58,20 @@ def test_an_answer_that_imports_given_code_fails():
 def test_an_answer_cannot_import_what_it_is_compared_with():
     row = verdict(course.find("g08"), "split_matmul", COMPARED)
     assert row.verdict == "fail" and "No module named 'tests'" in row.message
+
+
+def test_a_folder_may_have_brackets_in_its_name(tmp_path, monkeypatch):
+    """Which pytest takes for the arguments of a test."""
+    lesson = course.find("r01_roofline")
+    root = tmp_path / "s[old]"
+    copy = root / "tests" / lesson.floor / lesson.test.name
+    copy.parent.mkdir(parents=True)
+    shutil.copy(lesson.test, copy)
+    shutil.copy(course.ROOT / "tests" / "conftest.py", root / "tests")
+    monkeypatch.setattr(plugin, "ROOT", root)
+    monkeypatch.setattr(course.Lesson, "test", property(lambda _: copy))
+    [row] = check.grade(lesson, reference(lesson), ["count_add"])
+    assert row.verdict == "pass", row.message
 
 
 @pytest.mark.slow

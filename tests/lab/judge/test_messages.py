@@ -1,6 +1,7 @@
 """What a learner reads when an answer is wrong: short, true, and at the learner's own line."""
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from lab import course, stub
 from lab.judge import compare, forked
 from lab.judge.candidate import Candidate
+from lab.judge.messages import Messages
 
 
 def message(name, body):
@@ -77,6 +79,25 @@ def test_a_long_text_of_an_exception_names_an_object_without_its_fields():
 def test_a_process_that_ends_is_told_at_its_line(line, says):
     first, last = message("page_hash", f"    import ctypes, os\n    {line}\n").splitlines()
     assert first.startswith(f"page_hash: {says}") and last.endswith(f": {line}")
+
+
+@pytest.mark.parametrize("before", [
+    "class Run:\n    def abort(self): pass\n", "def abort(n): pass\n", "run.abort()\n",
+    "run.kill(3)\n"])
+@pytest.mark.parametrize("line", ["os.abort()", "_exit(1)", "    os.kill(0, 9)"])
+def test_a_killed_process_is_not_blamed_on_a_method_of_that_name(before, line):
+    lesson = course.find("r01_roofline")
+    words = Messages(lesson, Candidate({"python": before + line}, {"python": "mine"}), {})
+    stopped = SimpleNamespace(stack=[], why="died")
+    assert words.last_place(stopped).endswith(f": {line.strip()}")
+
+
+def test_of_two_definitions_the_one_that_counts_is_named():
+    lesson = course.find("r01_roofline")
+    text = "def count_add(n):\n    return 1\n\n\n@wraps\ndef count_add(n):\n    return 2\n"
+    exercises = {"count_add": lesson.exercise("count_add")}
+    words = Messages(lesson, Candidate({"python": text}, {"python": "mine"}), exercises)
+    assert words.definition("count_add") == "\n    mine, line 6: def count_add(n):"
 
 
 def test_none_makes_one_think_of_return():
