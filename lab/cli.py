@@ -5,7 +5,6 @@ Each is a few lines over the module that does the work, imported then: `lab --he
 
 import ast
 import json
-import re
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +13,7 @@ import typer
 
 from lab import course, terminal
 from lab.author import commands
-from lab.course import SUFFIX, CourseError
+from lab.course import CourseError
 from lab.grading import commands as grading
 from lab.terminal import (
     MARKS,
@@ -214,61 +213,10 @@ def chosen(what, file, on=None):
 
 
 def from_file(lesson, file):
-    """The candidate made from the stubs and a file."""
-    from lab import stub
-    from lab.desk import desk, ipynb, texts
-    from lab.judge.candidate import Candidate
+    """The candidate made of the stubs and a file."""
+    from lab.desk import answer_file, desk
 
-    if file.suffix not in (".py", ".cu", ".ipynb"):
-        raise CourseError(f"{file}: expected a .py, .cu or .ipynb file")
-    text = texts.read_given(file)
-    parts = (ipynb.code(text, str(file)) if file.suffix == ".ipynb" else
-             [(lesson.language(file), text, None)])
-    sources = dict(lesson.stubs)
-    labels = {k: str(file) for k in lesson.stubs}
-    origins = {}
-    broken = {}
-    for language, part, cell in parts:
-        if language not in sources:
-            raise CourseError(f"{lesson.id} has no {SUFFIX[language]} exercises, but {file} holds "
-                              "some")
-        if file.suffix == ".ipynb" and not defines_any(lesson, part, language):
-            continue
-        try:
-            spliced = stub.splice(sources[language], part, language)
-        except (SyntaxError, ValueError) as error:
-            if file.suffix == ".ipynb":         # the other cells count all the same
-                broken |= {e.name: unreadable(file, cell, part, error) for e in lesson.exercises
-                           if stub.seems_to_define(part, e.name, language)}
-            else:                               # kept as it is: the verdict names the line
-                sources[language] = part
-            continue
-        sources[language] = spliced.text
-        if file.suffix != ".ipynb":
-            origins[language] = spliced.origin
-    return Candidate(sources, labels, origins, broken=broken,
-                     earlier=desk.Desk.find(options["desk"]).earlier(lesson))
-
-
-def unreadable(file, cell, text, error):
-    """Why a code cell of a notebook, its text, cannot be read. cell: its number"""
-    from lab import stub
-
-    reason = f"line {error.lineno}: {error.msg}" if isinstance(error, SyntaxError) else str(error)
-    place = re.match(r"line (\d+)", reason)
-    rows = stub.one_newline(text).split("\n")[int(place[1]) - 1:] if place else []
-    return f"{file}, code cell {cell}, {reason}\n    {''.join(rows[:1]).strip()}".rstrip()
-
-
-def defines_any(lesson, text, language):
-    from lab import stub
-
-    try:
-        names = set(stub.definitions(text, language))
-    except (SyntaxError, ValueError):
-        return any(stub.seems_to_define(text, e.name, language) for e in lesson.exercises
-                   if e.language == language)
-    return any(e.name in names or e.name.split(".")[0] in names for e in lesson.exercises)
+    return answer_file.candidate(lesson, file, desk.Desk.find(options["desk"]).earlier(lesson))
 
 
 @app.command()

@@ -23,7 +23,7 @@ def untouched(lesson, candidate, exercise):
         line = told(candidate, exercise.language, error.lineno)
         shown = (error.text or "").strip()
         return Verdict(exercise.name, "fail", 0, exercise.points,
-                       f"{label}, line {line}: {error.msg}\n    {shown}")
+                       f"{label}, {line}: {error.msg}\n    {shown}")
     except ValueError as error:
         return Verdict(exercise.name, "fail", 0, exercise.points, f"{label}: {error}")
     if mine is None:
@@ -35,7 +35,7 @@ def untouched(lesson, candidate, exercise):
     if exercise.language == "python" and (row := driver(text, lesson)):
         line = told(candidate, exercise.language, row[0])
         return Verdict(exercise.name, "fail", 0, exercise.points,
-                       f"{label}, line {line}: an answer may not import {row[1]}: that is given "
+                       f"{label}, {line}: an answer may not import {row[1]}: that is given "
                        f"code, which calls your answer")
     return None
 

@@ -9,7 +9,8 @@ from lab.course import SUFFIX
 class Candidate:
     """What is graded: one text a language, what to call it, and where its lines came from."""
 
-    # by language: the whole module's text, the learner's name for it, each line's number in that
+    # by language: the whole module's text, the learner's name for it, each line's number in that,
+    # in a notebook "code cell 3, line 2"
     sources: dict
     labels: dict
     origins: dict = field(default_factory=dict)     # None for a line that the learner does not have
@@ -28,8 +29,14 @@ def reference(lesson):
 
 
 def told(candidate, language, line):
-    """The line number as the learner knows it."""
+    """A line in words, "line 2", as the learner knows it."""
+    own = place(candidate, language, line) or line
+    return own if isinstance(own, str) else f"line {own}"
+
+
+def place(candidate, language, line):
+    """Where the learner has a line, as in `origins`; None where the course put it there."""
     origin = candidate.origins.get(language)
-    if line is None or not origin:
+    if not origin or line is None or not 0 < line <= len(origin):
         return line
-    return origin[line - 1] if 0 < line <= len(origin) and origin[line - 1] else line
+    return origin[line - 1]

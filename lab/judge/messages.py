@@ -5,7 +5,7 @@ from pathlib import Path
 
 from lab import course, stub
 from lab.course import SUFFIX
-from lab.judge.candidate import told
+from lab.judge.candidate import place, told
 
 # A call that ends the process, and no method of that name.
 ENDS = re.compile(r"(?:\bos\.|(?<![\w.])(?<!def ))(_exit|abort|kill|killpg)\s*\(")
@@ -72,12 +72,11 @@ class Messages:
         lines = stub.one_newline(self.candidate.sources[language]).split("\n")
         if type(line) is not int or not 0 < line <= len(lines):
             return ""                   # the child's own word: it may be wrong
-        origin = self.candidate.origins.get(language)
-        if origin and line <= len(origin) and origin[line - 1] is None:
+        if place(self.candidate, language, line) is None:
             return ""
         text = lines[line - 1].strip()
         return (f"\n    {self.candidate.labels[language]}, "
-                f"line {told(self.candidate, language, line)}: {text}")
+                f"{told(self.candidate, language, line)}: {text}")
 
     def returns(self, name):
         one = self.exercises[name.removesuffix(course.SPEED)]
@@ -96,14 +95,16 @@ class Messages:
         `FILE, line N` is a place in any text; `line N` alone is one in a text about one language.
         """
         for each, label in self.candidate.labels.items():
-            def own(match, each=each):
-                return f"{match[1]}line {told(self.candidate, each, int(match[2]))}"
+            def own(match, each=each, label=label):
+                line = int(match[1])
+                known = place(self.candidate, each, line) is not None
+                return f"{label}, {told(self.candidate, each, line)}" if known else match[0]
 
-            file = self.lesson.id + SUFFIX[each]
-            if language in (None, each):
-                before = "" if language else re.escape(file) + ", "
-                text = re.sub(rf"\b({before})line (\d+)\b", own, text)
-            text = re.sub(rf"\b{re.escape(file)}(?=, line)", lambda _, label=label: label, text)
+            file = re.escape(self.lesson.id + SUFFIX[each])
+            if language == each:
+                text = re.sub(rf"(?<!{file}, )\bline (\d+)\b",
+                              lambda match: told(self.candidate, language, int(match[1])), text)
+            text = re.sub(rf"\b{file}, line (\d+)\b", own, text)
         return text
 
     def compiler_says(self, text):
@@ -112,8 +113,8 @@ class Messages:
         text = text[first.start():] if (first := re.search(rf"{file}: error", text)) else text
 
         def own(match):
-            line = told(self.candidate, "cuda", int(match[1]))
-            return f"{self.candidate.labels['cuda']}, line {line}"
+            return (f"{self.candidate.labels['cuda']}, "
+                    f"{told(self.candidate, 'cuda', int(match[1]))}")
 
         return re.sub(file, own, text)
 

@@ -1,5 +1,6 @@
 """What `lab check` says at its end: JSON, a line for each fail, and the exit code."""
 
+import contextlib
 import json
 import re
 
@@ -34,20 +35,20 @@ def problems(lesson, candidate, verdicts):
 
 def problem(candidate, exercise, message):
     files = "|".join(map(re.escape, candidate.labels.values()))
-    place = re.search(rf"^\s*({files}), line (\d+)\b", message, re.M)
-    path, line = place.groups() if place else definition(candidate, exercise)
+    line = re.compile(rf"^\s*({files}), (?:code (cell \d+), )?line (\d+)\b", re.M)
+    place = line.search(message) or line.match(definition(candidate, exercise))
     sentence = (message.splitlines() or [""])[0].removeprefix(f"{exercise.name}: ")
-    return f"{path}:{line}: error: {exercise.name}: {sentence}"
+    return f"{':'.join(filter(None, place.groups()))}: error: {exercise.name}: {sentence}"
 
 
 def definition(candidate, exercise):
-    """(path, line) of an exercise; line 1 of a text that cannot be read, as its message says."""
+    """Where an exercise is, in words; line 1 of a text that cannot be read, as its message says."""
     language = exercise.language
-    try:
+    words = "line 1"
+    with contextlib.suppress(KeyError, SyntaxError, ValueError):
         line = stub.find_line(candidate.sources[language], exercise.name, language)
-    except (KeyError, SyntaxError, ValueError):
-        line = None
-    return candidate.labels[language], told(candidate, language, line) or 1
+        words = told(candidate, language, line)
+    return f"{candidate.labels[language]}, {words}"
 
 
 def exit_code(verdicts):

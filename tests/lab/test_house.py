@@ -200,7 +200,7 @@ LONG_FUNCTIONS = {
         "day02_overview/profiles.py: model", "layer2_graph/decode_ladder/ladder.py: ladder"},
     "a command: from its words to its end, or a run that is measured, step by step": {
         "day01_roofline/compare.py: measure_side_by_side",
-        "lab/cli.py: from_file", "lab/desk/jupyter.py: serve", "lab/grading/grade.py: grade",
+        "lab/desk/jupyter.py: serve", "lab/grading/grade.py: grade",
         "lab/grading/class_speed.py: measure", "layer2_graph/generate.py: generate",
         "layer2_graph/decode_ladder/comparison.py: measure",
         "layer3_system/testing/recovery_driver.py: saves",

@@ -10,6 +10,8 @@ import pytest
 from lab import cli, course, stub, terminal
 from lab.course import ROOT
 from lab.desk.desk import Desk
+from lab.judge.candidate import Candidate
+from lab.judge.messages import Messages
 from lab.judge.verdict import Verdict
 
 # kind: exercise, a wrong answer, what its message names, the right answer is the reference's
@@ -197,6 +199,32 @@ def test_a_cell_that_cannot_be_read_costs_its_own_exercise(tmp_path, turn):
     place = f"a.ipynb, code cell {1 if turn == -1 else 2}, line 2"
     assert f"{place}: expected ':'\n" in done.stdout
     assert "def bound(flops, moved, peak, bandwidth)\n" in done.stdout
+
+
+def test_lines_of_a_notebook_are_those_of_its_cells(tmp_path):
+    """Also of a cell that stood in the module before another was put there."""
+    cells = ["def count_matmul(M, K, N, itemsize):\n    return M / 0, 1\n", "import json\n",
+             "\n%matplotlib inline\n\ndef count_add(n, itemsize):\n    x = 1\n"
+             "    return n, 1 / 0\n",
+             "def bound(flops, moved, peak, bandwidth):\n    return 1\n"]
+    file = tmp_path / "a.ipynb"
+    file.write_text(json.dumps({"cells": [
+        {"cell_type": "code", "metadata": {}, "source": source} for source in cells]}))
+    done = lab("check", "r01_roofline", "--problems", "--file", file)
+    assert f"{file}, code cell 1, line 2: return M / 0, 1\n" in done.stdout
+    assert f"{file}, code cell 3, line 6: return n, 1 / 0\n" in done.stdout
+    assert f"{file}, code cell 4, line 1: def bound(" in done.stdout
+    assert f"\n{file}:cell 1:2: error: count_matmul: ZeroDivisionError" in done.stdout
+    assert f"\n{file}:cell 3:6: error: count_add: ZeroDivisionError" in done.stdout
+    assert f"\n{file}:cell 4:1: error: bound: " in done.stdout
+
+
+def test_a_line_that_the_learner_does_not_have_keeps_the_modules_name():
+    lesson = course.find("r01_roofline")
+    words = Messages(lesson, Candidate({"python": "x\ny\n"}, {"python": "a.py"},
+                                       {"python": [None, 7]}), {})
+    assert words.in_own_lines("r01_roofline.py, line 1; r01_roofline.py, line 2") == \
+        "r01_roofline.py, line 1; a.py, line 7"
 
 
 def test_a_cache_that_cannot_be_made_is_one_line(tmp_path):
