@@ -75,11 +75,9 @@ class Place:
     sandbox (lab/grading/sandbox.py).
 
     shows_answers: whether the author of the code may see the course's answers
-    may_help: whether the course's answers may run beside the code
     """
 
     shows_answers = True
-    may_help = True
 
     def __init__(self, warm=None):
         self.warm = warm

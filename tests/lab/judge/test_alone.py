@@ -1,15 +1,10 @@
 """An exercise that uses others is judged by itself."""
 
-import contextlib
-
 import pytest
 
 from lab import course
-from lab.grading import box, run
-from lab.grading.sandbox import Sandbox
 from lab.judge import alone, check
 from lab.judge.candidate import Candidate
-from lab.judge.isolate import Place
 from lab.judge.verdict import Verdict
 
 
@@ -102,24 +97,6 @@ def test_where_answers_are_held_back_a_second_message_is_not_told(shows_answers,
     rows = {"run_step": first} | alone.again(lesson, wrong, run_step, first, set(), lambda *_: {
         "run_step": Verdict("run_step", "fail", 0, 2, "the second")}, shows_answers)
     assert (rows["run_step"].verdict, rows["run_step"].message) == (verdict, says)
-
-
-class Open(Place):
-    """A place without walls."""
-
-    may_help = False
-
-
-def test_the_courses_answers_help_only_where_walls_hold():
-    """Without walls a learner's process that met one could leave it for a later process."""
-    lesson = course.find("s07_engine")
-    wrong = candidate(lesson, "python", "row = end - 1 if every else b", "row = len(pairs)")
-    [row] = check.grade(lesson, wrong, ["run_step"], Open())
-    assert row.verdict == "fail" and "Judged with" not in row.message
-    with run.shared_folder() as folder:
-        for level in box.LEVELS:
-            with contextlib.closing(Sandbox(level, lesson, wrong, folder)) as place:
-                assert place.may_help == (level != "limits")
 
 
 @pytest.mark.parametrize("find, replace", [
