@@ -106,7 +106,8 @@ def groups(pieces):
         if len(numbers[student] - {None}) > 1 and number:
             student = f"{student}_{number}"
         again = names.AGAIN.fullmatch(student)
-        if number is None and again and again["first"] in there:    # ada-1.zip beside ada.zip
+        folder = p.entry.is_dir(follow_symlinks=False)      # it has its student's whole name
+        if number is None and again and again["first"] in there and not folder:    # ada-1.zip
             student = again["first"]
         by_student.setdefault(student, []).append(p)
     return by_student.items()

@@ -14,6 +14,7 @@ SCHEMA = 2
 class Journal:
     """Lines of JSON in a file that only grows. One process at a time writes to it.
 
+    stopped: units of an earlier run whose processes gave no answer
     length: the file's bytes when it was read
     whole: those of its whole lines; what follows was cut off
     """
@@ -22,6 +23,7 @@ class Journal:
         self.file = Path(file)
         self.header = header
         self.units = {}
+        self.stopped = set()
         self.length = length
         self.whole = whole
 
@@ -57,6 +59,7 @@ class Journal:
             journal = cls(file, header, len(data), len(whole))
             for row in rows:
                 journal.units[tuple(row["unit"])] = row
+            journal.stopped = {unit for unit, row in journal.units.items() if row.get("stopped")}
             version, schema = header["course_version"], header["schema"]
         except (ValueError, KeyError, TypeError):
             raise CourseError(f"{file} is damaged: expected a line of JSON for the run and one for "
@@ -97,8 +100,10 @@ class Journal:
         finally:
             self.length = os.fstat(file).st_size
 
-    def done(self, unit, sandbox, results, notes):
-        """Record a finished unit: (digest of the submission, lesson)."""
-        row = {"unit": list(unit), "sandbox": sandbox, "notes": list(notes), "results": results}
+    def done(self, unit, sandbox, results, notes, stopped=False):
+        """Record a finished unit: (digest of the submission, lesson).
+        stopped: its process gave no answer; whoever resumes tries again, and the last row counts"""
+        row = {"unit": list(unit), "sandbox": sandbox, "notes": list(notes), "results": results,
+               "stopped": stopped}
         self.append(row)
         self.units[unit] = row

@@ -37,6 +37,12 @@ def stem(name):
     return name.removesuffix(name[-len(ending):]) if ending else name
 
 
+def sent_again(name):
+    """How often an archive or file was sent again: the number at the end of its name, or 0."""
+    again = AGAIN.fullmatch(read(name).student)
+    return int(again["number"]) if again else 0
+
+
 def lesson_stem(path):
     """(stem of a file as its student named it, how often it was sent again)."""
     short = stem(read(path.rsplit("/", 1)[-1]).rest or path)

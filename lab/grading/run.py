@@ -40,12 +40,15 @@ class Grading:
             self.slots.put(user)
         self.held = held_back
         self.jobs, self.writing = jobs, threading.Lock()
+        self.children = set()                   # of the units that are being graded
+        self.stopping = False
 
     def units(self):
         """[(submission, lesson)] that are still to be done; equal submissions count once."""
         by_key = {(s.digest, lesson.id): (s, lesson)
                  for s in self.submissions for lesson in self.lessons}
-        return [unit for key, unit in by_key.items() if key not in self.journal.units]
+        return [unit for key, unit in by_key.items() if key not in self.journal.units
+                or key in self.journal.stopped]
 
     def run(self, advance):
         """Grade the units still to be done. advance(): called after each one."""
@@ -57,15 +60,18 @@ class Grading:
                 for done in as_completed(waiting):
                     done.result()
                     advance()
-            except BaseException:
+            except BaseException:               # Ctrl-C, too
+                self.stopping = True
                 pool.shutdown(wait=False, cancel_futures=True)
+                for child in list(self.children):
+                    child.kill()
                 raise
 
     def grade(self, submission, lesson, folder):
         if submission_parts.files_of(lesson, submission):
             user = self.slots.get()
             try:
-                results, notes = self.forked(submission, lesson, folder, user)
+                results, notes, stopped = self.forked(submission, lesson, folder, user)
             finally:
                 if os.getuid() == 0:                # else all jobs have this process's user
                     box.vacate(user, self.level)
@@ -73,34 +79,47 @@ class Grading:
         else:
             results = untouched(lesson)
             notes = []
+            stopped = False
         with self.writing:
-            self.journal.done((submission.digest, lesson.id), self.level, results, notes)
+            if not self.stopping:
+                self.journal.done((submission.digest, lesson.id), self.level, results, notes,
+                                  stopped)
 
     def forked(self, submission, lesson, folder, user):
-        """(results, notes) of a unit from a process of its own, which also reads the submission. If
-        it gives none, they are an error of the course, so that the other units go on."""
-        earlier = course.lessons()[:course.lessons().index(lesson)]
+        """(results, notes, whether it was stopped) of a unit, from a process of its own, which also
+        reads the submission. One that was stopped has errors of the course for results, so that the
+        other units go on."""
         servers = private()
         modules = preload(lesson)
         servers.start(modules)          # here: a unit's own would end with it
-        request = {"lesson": lesson.id, "submission": asdict(submission),
-                   "held": [i.id for i in earlier if i.id in self.held], "level": self.level,
-                   "folder": folder, "user": user, "seed": self.journal.header["seed"],
-                   # of another server: the unit's own has read the answers
-                   "subjects": asdict(replace(servers, here=modules))}
-        child = Child("lab.grading.unit", request, ("lab.grading.warmup", *modules), servers)
+        # Of another server: the unit's own has read the answers.
+        subjects = asdict(replace(servers, here=modules))
+        child = Child("lab.grading.unit", self.request(submission, lesson, folder, user, subjects),
+                      ("lab.grading.warmup", *modules), servers)
+        self.children.add(child)
+        if self.stopping:
+            child.kill()
         deadline = time.monotonic() + MAX_UNIT_SECONDS
         try:
             message, _ = wire.read_frame(lambda n: child.read(n, deadline))
-            return message["results"], message["notes"]
+            return message["results"], message["notes"], False
         except TimeoutError:        # each call had its limit: a sum this large is slow code
             return rows(lesson, "fail", 0, f"stopped: grading it took more than "
-                                           f"{MAX_UNIT_SECONDS // 60} minutes"), []
+                                           f"{MAX_UNIT_SECONDS // 60} minutes"), [], False
         except (EOFError, OSError, wire.WireError) as error:
             return rows(lesson, "error", None, f"the grader stopped without an answer: {error!r} "
-                                               f"{child.output()[-500:]}"), []
+                                               f"{child.output()[-500:]}"), [], True
         finally:
+            self.children.discard(child)
             child.kill()
+
+    def request(self, submission, lesson, folder, user, subjects):
+        """What a unit is to do."""
+        earlier = course.lessons()[:course.lessons().index(lesson)]
+        return {"lesson": lesson.id, "submission": asdict(submission),
+                "held": [i.id for i in earlier if i.id in self.held], "level": self.level,
+                "folder": folder, "user": user, "seed": self.journal.header["seed"],
+                "subjects": subjects}
 
     def graded(self):
         """[Graded] of every submission whose units are all done."""

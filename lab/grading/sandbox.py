@@ -267,6 +267,11 @@ class Sandbox(Place):
             box.close()
         self.boxes.clear()
 
+    def forget(self):
+        """New boxes, which know nothing of those before; what was compiled there is, anew."""
+        self.renew()
+        self.compiled.clear()
+
     def close(self):
         self.renew()
         self.held.close()

@@ -6,6 +6,7 @@ from functools import cached_property
 from itertools import groupby
 
 from lab.course import SPEED
+from lab.grading import names
 from lab.grading.model import Graded, Result
 from lab.grading.regrades import Regrade
 
@@ -101,6 +102,7 @@ def regraded(one, regrades):
 
 
 def lateness(one):
-    """A key that sorts submissions by time, those without one first; paths break ties."""
+    """A key that sorts submissions by time, those without one first. Of one time, that which was
+    sent again comes after the first, by its number; then paths break ties."""
     when = one.graded.when
-    return when is not None, when or 0.0, one.graded.path
+    return when is not None, when or 0.0, names.sent_again(one.graded.path), one.graded.path

@@ -1,6 +1,7 @@
 """What stops a test that asks the code under test: it raised, it is gone, or it never began."""
 
 MAX_TEXT_CHARS = 4000   # characters of an exception's text
+MAX_WORD_CHARS = 200    # of a file's name, or an error's kind
 MAX_CALLERS = 100       # lines of a call stack
 
 
@@ -18,9 +19,11 @@ class Raised(Exception):
     def __init__(self, error):
         self.type = str(error.get("type"))[:MAX_TEXT_CHARS]
         self.text = str(error.get("text"))[:MAX_TEXT_CHARS]
-        self.kind, self.path = error.get("kind"), error.get("path")
+        self.kind, self.path = (None if word is None else str(word)[:MAX_WORD_CHARS]
+                                for word in (error.get("kind"), error.get("path")))
         self.inside = error.get("inside") is True       # raised in the simulator's own code
-        self.line, self.source = error.get("line"), str(error.get("source") or "")[:200]
+        self.line = error["line"] if type(error.get("line")) is int else None
+        self.source = str(error.get("source") or "")[:200]
         callers = error.get("callers")
         self.callers = callers[-MAX_CALLERS:] if isinstance(callers, list) else []
         super().__init__(f"{self.type}: {self.text}")

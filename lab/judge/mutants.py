@@ -96,6 +96,15 @@ def with_likely_causes(lesson, verdicts):
     for verdict in verdicts:
         for mutant in known if verdict.verdict == "fail" else ():
             if mutant.get("when") and fits(mutant, verdict.name, verdict):
-                verdict.message += f"\nYou can get this when {mutant['when']}."
+                verdict.message += f"\n{likely_cause(mutant)}"
                 break
     return verdicts
+
+
+def causes(lesson):
+    """All lines that a failure may get in this way."""
+    return list(dict.fromkeys(likely_cause(one) for one in mutants(lesson) if one.get("when")))
+
+
+def likely_cause(mutant):
+    return f"You can get this when {mutant['when']}."

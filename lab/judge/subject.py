@@ -110,10 +110,11 @@ class Subject:
         return max(n["steps"] for n in self.launch(*request[:4], **meta).launches)
 
     def _seconds(self, name, args, kwargs):
-        """Seconds of CPU that a call takes: other work beside it does not lengthen them."""
+        """Seconds of CPU that a call takes: other work beside it does not lengthen them. The
+        caller's arrays stay as they are."""
         function = getattr(self, name)
         before, _ = self._child.work()
-        function(*args, **kwargs)
+        self._ask("call", function, list(args), kwargs)
         return self._child.work()[0] - before
 
     def _on_ranks(self, question, limit, slack):

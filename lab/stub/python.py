@@ -14,11 +14,15 @@ DEFINITION = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def read(text):
-    """The units of a module. SyntaxError: it is not one, or nested deeper than the parser goes."""
+    """The units of a module. SyntaxError: it is not one, or nested deeper than can be read."""
     try:
-        tree = ast.parse(text)
-    except (RecursionError, MemoryError):       # the parser's own stack
+        return _units(text)
+    except (RecursionError, MemoryError):       # the parser's own stack, or ours
         raise SyntaxError("nested too deeply") from None
+
+
+def _units(text):
+    tree = ast.parse(text)
     rows = text.split("\n")
     starts = [0, *accumulate(len(row) + 1 for row in rows)]
     nodes = list(ast.walk(tree))

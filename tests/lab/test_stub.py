@@ -326,8 +326,13 @@ def test_cuda_without_an_end_is_refused_at_once(text):
         stub.definitions(text, "cuda")
 
 
-@pytest.mark.parametrize("text", ["-" * 50_000 + "1", "a" + ".a" * 50_000])
-def test_python_too_deep_for_the_parser_is_a_syntax_error(text):
+DEEP_CHAIN = "if a: pass\n" + "elif a: pass\n" * 900
+
+
+@pytest.mark.parametrize("text", [
+    "-" * 50_000 + "1", "a" + ".a" * 50_000, DEEP_CHAIN,
+    "class A(a" + ".a" * 900 + "): pass", "@a" + ".a" * 900 + "\nclass A: pass"])
+def test_python_too_deep_to_be_read_is_a_syntax_error(text):
     with pytest.raises(SyntaxError, match="nested too deeply"):
         stub.definitions(text, "python")
 

@@ -97,3 +97,9 @@ def test_jobs_of_one_run_have_users_of_their_own():
 def test_runs_beside_each_other_have_users_of_their_own():
     """Nearly always: 100 runs of four jobs begin at 90 different users or more."""
     assert len({box.draw_users(4)[0] for _ in range(100)}) >= 90
+
+
+def test_a_course_in_a_folder_that_boxes_show_is_graded_in_none(monkeypatch):
+    monkeypatch.setattr(box, "ROOT", Path("/usr/src/app"))
+    for level in ("bubblewrap", "namespaces"):
+        assert box.trial(level) == "the course is in /usr, which every box shows"

@@ -255,8 +255,10 @@ def test_a_broken_second_file_spoils_nothing():
     noted(notes, "a/k07_softmax.py, line 2", "cannot be read")
 
 
-@pytest.mark.parametrize("text", ["merge = " + "-" * 50_000 + "1", "merge = a" + ".a" * 50_000])
-def test_a_text_too_deep_for_the_parser_is_a_verdict(text):
+@pytest.mark.parametrize("text", [
+    "merge = " + "-" * 50_000 + "1", "merge = a" + ".a" * 50_000,
+    "class A(a" + ".a" * 900 + "): pass", "if a: pass\n" + "elif a: pass\n" * 900])
+def test_a_text_too_deep_to_be_read_is_a_verdict(text):
     made, _ = of((PY, text + "\ndef merge(): pass\n"))
     verdict = check.untouched(K07, made, K07.exercise("merge"))
     assert verdict.verdict == "fail" and "nested too deeply" in verdict.message

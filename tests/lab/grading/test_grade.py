@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -318,6 +319,30 @@ def test_the_grader_that_breaks_is_an_error_of_the_course(few, tmp_path, monkeyp
     verdicts = (tmp_path / "out" / "verdicts.csv").read_text()
     wrong = {line.split(",")[1] for line in verdicts.splitlines() if ",error," in line}
     assert wrong == set(broken)
+    graded(few[0], tmp_path / "out", jobs=1, lessons=None, resume=True)
+    assert ",error," not in (tmp_path / "out" / "verdicts.csv").read_text()
+
+
+def test_ctrl_c_ends_the_units_that_run(few, tmp_path, monkeypatch):
+    """They are in sessions of their own, and get no signal; --resume takes them again."""
+    from lab.grading import run
+
+    class Endless(run.Child):
+        def read(self, n, deadline):
+            (tmp_path / "reading").touch()
+            return super().read(2**20, deadline)        # more than comes
+
+    def interrupt(self):
+        until = time.monotonic() + 60
+        while not (tmp_path / "reading").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "Child", Endless)
+    monkeypatch.setattr(run, "as_completed", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        graded(few[0], tmp_path / "out", jobs=1)
+    assert not Journal.resume(tmp_path / "out" / "journal.jsonl").units
 
 
 def test_a_unit_that_takes_too_long_fails(few, tmp_path, monkeypatch):

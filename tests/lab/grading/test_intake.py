@@ -133,6 +133,16 @@ def test_an_archive_sent_again_is_a_second_submission(tmp_path):
                      ("team-1", "team-1.zip", 1), ("team-2", "team-2.zip", 1)]
 
 
+def test_a_folder_has_its_students_whole_name(tmp_path):
+    """smith-2 is another student; smith-3.zip is smith's third archive."""
+    for name in ("smith", "smith-2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.py").write_text(CODE)
+    zipped(tmp_path / "smith-3.zip", {"a.py": CODE})
+    found = {(s.student, s.path) for s in intake.read_all(tmp_path)}
+    assert found == {("smith", "smith"), ("smith-2", "smith-2"), ("smith", "smith-3.zip")}
+
+
 def test_an_archives_manifest_tells_the_version_and_no_name(tmp_path):
     manifest = json.dumps({"course_version": "0.1.0", "student": "ben", "when": 1})
     zipped(tmp_path / "ada.zip", {"manifest.json": manifest, "a.py": CODE})

@@ -25,6 +25,13 @@ def test_grades(graded, write):
     assert files["grades.csv"] == GRADES
 
 
+@pytest.mark.parametrize("older, newer", [
+    ("ada.zip", "ada-1.zip"), ("ada-2.zip", "ada-10.zip"), ("ada-1", "ada-1.tar.gz")])
+def test_of_one_time_what_was_sent_again_last_counts(graded, write, older, newer):
+    _, files = write(graded("ada", "p", path=newer), graded("ada", "f", path=older))
+    assert files["grades.csv"].splitlines()[1].startswith(f"ada,{newer},")
+
+
 def test_verdicts_have_the_message_in_one_line_and_the_regrade(graded, write, text_file):
     overrides = text_file("overrides.csv", "student,lesson,exercise,points,reason\n"
                           "ada,k01_vector_add,add_cuda,0.5,\"right, but late\"\n")

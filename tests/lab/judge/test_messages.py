@@ -9,6 +9,7 @@ import pytest
 from lab import course, stub
 from lab.judge import compare, forked
 from lab.judge.candidate import Candidate
+from lab.judge.failures import Raised
 from lab.judge.messages import Messages
 
 
@@ -24,6 +25,14 @@ def message(name, body):
                                  [exercise.name])
     assert verdict.verdict == "fail", verdict
     return verdict.message
+
+
+def test_what_a_process_says_of_an_exception_is_bounded():
+    """Its words are kept for every exercise, in memory and in an instructor's journal."""
+    words = "x" * 10**7
+    error = Raised(dict.fromkeys(("type", "text", "kind", "path", "line", "source"), words))
+    assert sum(len(str(value)) for value in vars(error).values()) < 10_000
+    assert Raised({"path": "k01.py", "line": 3}).line == 3 and Raised({}).path is None
 
 
 def test_what_nobody_wrote_is_not_told_as_a_number_that_was_computed():

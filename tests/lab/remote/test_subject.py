@@ -45,6 +45,11 @@ PROBE = '''
     def floods():
         while True: os.write(1, b"x" * 65536)
     def talks(): print("hello"); return 1
+    DAWDLES = []
+    def dawdle(): DAWDLES.append(True)
+    def doubles(x):
+        if DAWDLES: time.sleep(1)
+        else: works(0.1); x *= 2
     def big(n): return np.zeros(n)
     def takes(pool): return pool.take()
     def hidden(): return [k for k in sys.modules if k.startswith(("tests", "solutions", "pytest"))]
@@ -235,6 +240,19 @@ def test_the_references_seconds_are_its_own(probe):
     """Not those of what runs beside it: SLACK times as long would be no limit."""
     assert 0.2 <= probe._seconds("works", [0.3], {}) <= 1
     assert probe._seconds("sleeps", [0.5], {}) < 0.25
+
+
+def test_what_the_reference_writes_never_reaches_the_arrays_of_a_slow_caller(probe, monkeypatch):
+    """At the limit it is asked for its time: a call that writes nothing has written nothing."""
+    reference = Subject(probe._start)
+    probe.dawdle()
+    reference.double(1)
+    monkeypatch.setattr(subjects, "SECONDS", 0.5)
+    monkeypatch.setattr(probe, "_reference", lambda: reference)
+    x = np.array([1.0, 2.0])
+    probe.doubles(x)
+    reference.close()
+    assert x.tolist() == [1, 2]
 
 
 class Slow(Fast):
