@@ -14,7 +14,7 @@ SCHEMA = 2
 class Journal:
     """Lines of JSON in a file that only grows. One process at a time writes to it.
 
-    stopped: units of an earlier run whose processes gave no answer
+    stopped: units of an earlier run whose processes gave no answer, to be tried again
     length: the file's bytes when it was read
     whole: those of its whole lines; what follows was cut off
     """
@@ -107,3 +107,4 @@ class Journal:
                "stopped": stopped}
         self.append(row)
         self.units[unit] = row
+        self.stopped.discard(unit)
