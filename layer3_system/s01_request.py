@@ -224,6 +224,9 @@ class Detokenizer:
             self.shown = end
             return piece
         piece = text[self.shown:]
+        if not piece and len(self.tokens) == self.whole + 1:
+            self.tokens.pop()           # a mark has no text: what follows it begins none either
+            return ""
         self.tokens = self.tokens[self.whole:]
         self.whole = len(self.tokens)
         self.shown = len(self.decode(self.tokens))

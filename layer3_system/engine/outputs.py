@@ -77,7 +77,12 @@ class Outputs:
                 request.error = "the scores of the next token are not finite"
                 break
             tokens.append(token)
-            piece, reason = self.add(request, token, logits[row])
+            try:
+                piece, reason = self.add(request, token, logits[row])
+            except Exception as error:          # a tokenizer or a grammar may raise anything
+                reason = "error"
+                request.error = f"{type(error).__name__}: {error}"
+                break
             text += piece
             if reason:
                 break
@@ -85,7 +90,7 @@ class Outputs:
             self.drafter.settle(request, max(len(tokens) - 1, 0), self.pool)
         else:
             self.pool.cache_pages(request)
-        if reason and not request.writer.stops.found:
+        if reason in ("stop", "length") and not request.writer.stops.found:
             text += request.writer.rest()
         return Output(request, tokens, text, reason)
 
