@@ -218,8 +218,7 @@ class Detokenizer:
         self.tokens.append(token)
         text = self.decode(self.tokens)
         if text.endswith(BROKEN):
-            waits = len(self.tokens) - self.whole < WHOLE
-            end = self.shown if waits else len(text) - 1
+            end = self.shown if len(self.tokens) - self.whole < WHOLE else len(text) - 1
             piece = text[self.shown:end]
             self.shown = end
             return piece

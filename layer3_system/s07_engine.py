@@ -10,7 +10,6 @@ Costs O(T + B · pages of the longest table) on the host a step, and the text of
 import logging
 import time
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
 
 import torch
@@ -28,7 +27,7 @@ from layer3_system.s02_block_pool import BlockPool, Broken, check_pool, slots_of
 from layer3_system.s03_static_batching import StaticScheduler
 from layer3_system.s04_continuous_batching import Scheduler
 from layer3_system.s06_prefix_cache import PrefixPool
-from layer3_system.states import Seats, check_parts
+from layer3_system.states import Seats, check_parts, unspoiled
 
 log = logging.getLogger(__name__)
 
@@ -320,13 +319,11 @@ class Engine:
         device = self.model.embedding.device
         on_device = Batch(*(array.to(device) for array in batch))
         carry_over(on_device, counts, newest)
-        guard: AbstractContextManager = nullcontext()
         if self.seats:
-            rows = self.seats.of([*counts], self.scheduler.running).to(device)
-            on_device = SeatedBatch(on_device, rows)
-            guard = self.pages.state.unless_raised(rows)
+            rows = self.seats.of([*counts], self.scheduler.running)
+            on_device = SeatedBatch(on_device, rows.to(device))
         pairs = to_draw(counts, every)
-        with guard:
+        with unspoiled(self.pages, on_device):
             logits = (self.model.forward(on_device, self.pages, every=True) if every else
                       self.runner.forward(on_device, self.pages))       # (T or B, V)
             draws, tokens = draw_tokens(logits, pairs, newest, self.sample, self.drafter)

@@ -77,12 +77,7 @@ class Outputs:
                 request.error = "the scores of the next token are not finite"
                 break
             tokens.append(token)
-            try:
-                piece, reason = self.add(request, token, logits[row])
-            except Exception as error:          # a tokenizer or a grammar may raise anything
-                reason = "error"
-                request.error = f"{type(error).__name__}: {error}"
-                break
+            piece, reason = self.add(request, token, logits[row])
             text += piece
             if reason:
                 break
@@ -97,6 +92,15 @@ class Outputs:
     def add(self, request: Request, token: int,
             scores: torch.Tensor) -> tuple[str, str | None]:            # (V,)
         """Add a token to an answer: (the text to show, why the answer ends with it or None)."""
+        try:
+            return self.read(request, token, scores)
+        except Exception as error:              # a tokenizer or a grammar may raise anything
+            request.error = f"{type(error).__name__}: {error}"
+            return "", "error"
+
+    def read(self, request: Request, token: int,
+             scores: torch.Tensor) -> tuple[str, str | None]:           # (V,)
+        """As `add`, with whatever a tokenizer or a grammar raises."""
         request.output.append(token)
         request.token_times.append(self.clock())
         if request.guide:
