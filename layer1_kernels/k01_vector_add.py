@@ -67,8 +67,8 @@ def vector_add_cuda(x, y, kernel=None):             # (n,), (n,) -> (n,)
     if kernel == "add_vector_cuda" and not wide:
         raise ValueError("vector_add_cuda: add_vector_cuda loads 16 bytes at a time; expected x "
                          "and y at addresses that are multiples of 16")
-    z = torch.empty_like(x)
-    n = x.numel()                                   # (n,)
+    z = torch.empty_like(x)                         # (n,)
+    n = x.numel()
     each = 1 if kernel == "add_cuda" else 4         # elements a thread
     if n:
         KERNELS.get(kernel)(triton.cdiv(n, THREADS * each), THREADS, (x, y, z, n))

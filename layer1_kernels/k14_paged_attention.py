@@ -233,8 +233,8 @@ def write_kv_torch(k, v, k_pages, v_pages, slots):
 
 
 def count_splits(programs, keys, processors):
-    """The number of parts that the keys are split into: enough for two programs on each processor,
-    but at most one for every SHORTEST keys, rounded up, and 1 if there are enough programs already.
+    """The number of parts that the keys are split into: up to two programs for each processor, but
+    at most one for every SHORTEST keys, rounded up, and 1 if there are enough programs already.
 
     programs: of a launch without splits   keys: room of one row of the block tables, in tokens
     """

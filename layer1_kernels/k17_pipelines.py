@@ -35,8 +35,8 @@ def bytes_in_flight(stages):
 
 
 def predict_ways():
-    """How many times longer one ldmatrix takes where rows begin 128 bytes apart than without bank
-    conflicts."""
+    """How many times as long one ldmatrix takes where rows begin 128 bytes apart as one without
+    bank conflicts."""
     # exercise: it serves eight rows of 16 bytes at a time; in which banks do they begin?
     return 8
 

@@ -79,8 +79,8 @@ def pack_2_4(w: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:     # -> (N, K /
     # exercise: values by the mask; the column of each, modulo 4; four places to a byte
     N, K = w.shape
     values = w[keep].view(N, K // 2)
-    places = (torch.arange(K) % 4).expand(N, K)[keep].view(N, K // 8, 4)
-    meta = (places << torch.tensor([0, 2, 4, 6])).sum(-1)           # (N, K / 8)
+    places = (torch.arange(K, device=w.device) % 4).expand(N, K)[keep].view(N, K // 8, 4)
+    meta = (places << places.new_tensor([0, 2, 4, 6])).sum(-1)      # (N, K / 8)
     return values, meta.to(torch.uint8)
 
 
@@ -97,8 +97,9 @@ def check_2_4(name, keep):
 def unpack_2_4(values: Tensor, meta: Tensor) -> Tensor:     # (N, K / 2), (N, K / 8) -> (N, K)
     """The matrix again, with its zeros."""
     N, half = values.shape
-    places = meta[..., None].long() >> torch.tensor([0, 2, 4, 6]) & 3       # (N, K / 8, 4)
-    columns = places.view(N, half) + torch.arange(half) // 2 * 4
+    shifts = torch.tensor([0, 2, 4, 6], device=meta.device)
+    places = meta[..., None].long() >> shifts & 3                           # (N, K / 8, 4)
+    columns = places.view(N, half) + torch.arange(half, device=meta.device) // 2 * 4
     return values.new_zeros(N, 2 * half).scatter(1, columns, values)
 
 

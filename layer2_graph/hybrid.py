@@ -8,7 +8,8 @@ of the state is normed and multiplied by SiLU(gate). So a request's state is (N,
 and the last W - 1 inputs of the convolution, in each layer, whatever its length.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -88,6 +89,16 @@ class StateCache:
         """Put such a copy back."""
         self.states[:, seats], self.inputs[:, seats] = states, inputs
 
+    @contextmanager
+    def unless_raised(self, seats: Tensor) -> Iterator[None]:
+        """For what changes some requests' rows: they are as they were if it raises."""
+        before = self.read(seats)
+        try:
+            yield
+        except Exception:
+            self.write(seats, *before)
+            raise
+
     def begin(self, batch: SeatedBatch) -> None:
         """Zeros for the sequences of a step whose first token is in it."""
         new = batch.seats[batch.lens == batch.cu_q.diff()]
@@ -165,13 +176,9 @@ class HybridLlama(Llama):
         if not isinstance(batch, SeatedBatch):
             raise ValueError("HybridLlama: a batch without seats, expected the row of the state of "
                              "each sequence")
-        before = cache.state.read(batch.seats)
-        cache.state.begin(batch)
-        try:
+        with cache.state.unless_raised(batch.seats):
+            cache.state.begin(batch)
             return super().forward(batch, cache, every)
-        except Exception:
-            cache.state.write(batch.seats, *before)
-            raise
 
     def block(self, i: int, x: Tensor, batch: SeatedBatch,  # type: ignore[override]
               cache: HybridCache) -> Tensor:                # (T, C) -> (T, C)

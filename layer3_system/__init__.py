@@ -344,6 +344,7 @@ from layer3_system.states import (
     Seats,
     StatePages,
     check_parts,
+    unspoiled,
 )
 from layer3_system.structured import (
     Grammars,
@@ -652,6 +653,7 @@ __all__ = [
     "unflatten_into",
     "uniform",
     "unscale_and_clip",
+    "unspoiled",
     "unzigzag",
     "useful_share",
     "vocabulary_loss",

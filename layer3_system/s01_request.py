@@ -218,12 +218,14 @@ class Detokenizer:
         self.tokens.append(token)
         text = self.decode(self.tokens)
         if text.endswith(BROKEN):
-            waits = len(self.tokens) - self.whole < WHOLE
-            end = self.shown if waits else len(text) - 1
+            end = self.shown if len(self.tokens) - self.whole < WHOLE else len(text) - 1
             piece = text[self.shown:end]
             self.shown = end
             return piece
         piece = text[self.shown:]
+        if not piece and len(self.tokens) == self.whole + 1:
+            self.tokens.pop()           # a mark has no text: what follows it begins none either
+            return ""
         self.tokens = self.tokens[self.whole:]
         self.whole = len(self.tokens)
         self.shown = len(self.decode(self.tokens))

@@ -60,6 +60,7 @@ class BlockPool:
     def __init__(self, P: int, S: int = 16):
         self.P = P
         self.S = S
+        self.spare = 0                              # pages that a newcomer must leave free
         self.refs = [0] * P                         # number of tables that name each page
         # The first is taken next. A dict would search for it past all that were taken before.
         self.free = OrderedDict.fromkeys(range(P))

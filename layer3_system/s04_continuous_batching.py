@@ -127,11 +127,12 @@ class Scheduler:
         Tokens whose pages the pool already holds need not be computed. One page stays free for each
         running request, so that the newcomer is not preempted at once.
         """
+        self.pool.spare = len(self.running)
         table = [] if request.received else self.pool.match_prefix(request)
         cached = len(table)
         self.pool.share(table)
         missing = pages_for(request.num_tokens, self.pool.S) - cached
-        if missing + len(self.running) > len(self.pool.free):
+        if missing + self.pool.spare > len(self.pool.free):
             self.pool.release(table)
             return False
         self.pool.grow(table, request.num_tokens)
@@ -141,7 +142,7 @@ class Scheduler:
         if request.received:                    # all of its prompt; the last token is recomputed
             request.num_computed = len(request.prompt) - 1
         if request.scheduled_at is None:
-            request.num_cached = request.num_computed
+            request.num_cached = 0 if request.received else request.num_computed
         request.status = "running"
         return True
 
@@ -159,6 +160,8 @@ class Scheduler:
         if shared:
             old, new = self.pool.copy_on_write(table, first)
             self.copies[new] = old
+        elif first < len(table):            # another answer may have filled it and ended
+            self.pool.evict(table[first])
         return self.pool.grow(table, request.num_computed + n)
 
     def make_room(self, request: Request, n: int) -> int:

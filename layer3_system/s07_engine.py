@@ -27,7 +27,7 @@ from layer3_system.s02_block_pool import BlockPool, Broken, check_pool, slots_of
 from layer3_system.s03_static_batching import StaticScheduler
 from layer3_system.s04_continuous_batching import Scheduler
 from layer3_system.s06_prefix_cache import PrefixPool
-from layer3_system.states import Seats, check_parts
+from layer3_system.states import Seats, check_parts, unspoiled
 
 log = logging.getLogger(__name__)
 
@@ -88,11 +88,12 @@ def build_step(counts: dict[Request, int], S: int) -> Batch:
 
 def carry_over(batch: Batch, counts: dict[Request, int],
                newest: dict[Request, torch.Tensor]) -> None:
-    """Put tokens that are still being computed into a batch that builds on them.
+    """Put tokens that are still being computed into a batch that builds on them. Nothing is read
+    from the device.
 
     newest: {request: its token that is still being computed}
     """
-    for request, end in zip(counts, batch.cu_q[1:].tolist(), strict=True):
+    for request, end in zip(counts, accumulate(counts.values()), strict=True):
         if newest and request.num_computed > request.num_tokens + len(request.draft):
             batch.tokens[end - 1] = newest[request]
 
@@ -205,6 +206,8 @@ class Engine:
         self.outputs = Outputs(self.pool, self.scheduler, model.config.ends, clock, drafter)
         self.room = self.intake.room
         self.counts: dict[Request, int] = {}    # of the newest step: {request: tokens it computes}
+        self.begins: dict[Request, int] = {}    # {request: tokens computed before that step}
+        self.computing: dict[Request, int] = {}     # of the newest forward
         self.flights: list[Flight] = []         # launched and not committed
         self.failed: list[Request] = []         # ended by the newest launch
         self.submitted = 0
@@ -259,6 +262,7 @@ class Engine:
     def step(self) -> list[Output]:
         """Take one step: [Output] of everything committed in it."""
         outputs = self.catch_up() if any(r.guide for r in self.scheduler.running) else []
+        self.begins = {}
         outputs += run_step(self)
         failed = self.failed
         self.failed = []
@@ -285,7 +289,8 @@ class Engine:
         """One Flight of all requests; if a kernel raises, one Flight each, so that only the request
         at fault ends."""
         now = self.clock()
-        for request in counts:
+        for request, n in counts.items():
+            self.begins[request] = request.num_computed - n
             request.scheduled_at = request.scheduled_at or now
             if request.received:
                 self.pages.write(request.table, *request.received)
@@ -309,22 +314,24 @@ class Engine:
         every = any(r.draft or r.params.prompt_logprobs is not None for r in counts)
         newest = {request: token for flight in self.flights
                   for request, token in flight.newest.items()}
+        self.computing = counts
         batch = build_step(counts, self.pool.S)
-        carry_over(batch, counts, newest)
         device = self.model.embedding.device
         on_device = Batch(*(array.to(device) for array in batch))
+        carry_over(on_device, counts, newest)
         if self.seats:
             rows = self.seats.of([*counts], self.scheduler.running)
             on_device = SeatedBatch(on_device, rows.to(device))
-        logits = (self.model.forward(on_device, self.pages, every=True) if every else
-                  self.runner.forward(on_device, self.pages))           # (T or B, V)
         pairs = to_draw(counts, every)
-        draws, tokens = draw_tokens(logits, pairs, newest, self.sample, self.drafter)
+        with unspoiled(self.pages, on_device):
+            logits = (self.model.forward(on_device, self.pages, every=True) if every else
+                      self.runner.forward(on_device, self.pages))       # (T or B, V)
+            draws, tokens = draw_tokens(logits, pairs, newest, self.sample, self.drafter)
         for request, _ in pairs:
             if request in counts:
                 request.pending += 1
-        if self.overlap and self.runner is not self.model:
-            logits = logits.clone()             # the next step overwrites a graph's logits
+        if self.runner is not self.model:
+            logits = logits.clone()             # the next replay overwrites a graph's logits
         return Flight(counts, batch, draws, logits, tokens)
 
     def commit(self, flight: Flight) -> list[Output]:

@@ -134,7 +134,7 @@ class TieredPool(PrefixPool):
     def has_room(self, request: Request, pages: list[int]) -> bool:
         """Whether a request fits now. Else it waits, and what is loaded for it falls out again."""
         shared = sum(self.refs[page] > 0 for page in pages)
-        return pages_for(request.num_tokens, self.S) - shared <= len(self.free)
+        return pages_for(request.num_tokens, self.S) - shared + self.spare <= len(self.free)
 
 
 # ---- the choice

@@ -107,7 +107,8 @@ def unscale_and_clip(gradients: list[Tensor | None], scale: float,
 
 
 class Recompute(torch.autograd.Function):
-    """A block that keeps its inputs alone, and runs again in backward.
+    """A block that keeps its inputs alone, and runs again in backward. On a CPU its dropout drops
+    the same units both times; a GPU's generator is not put back.
 
     `Recompute.apply(block, x, *weights)` is block(x, *weights).
     """

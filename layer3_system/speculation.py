@@ -161,7 +161,7 @@ class ModelDrafter(Drafter):
                 tokens[rows[:len(own)]] = torch.tensor(own, device=scores.device)
         if greedy:
             tokens[greedy] = sample(scores[greedy], sampling([draws[i] for i in greedy],
-                                                             scores.device)).to(tokens.dtype)
+                                                             scores.device)).to(tokens)
         return tokens
 
     def decide(self, request: Request, p: list[np.ndarray | None]) -> list[int]:

@@ -5,16 +5,18 @@ A state cannot be found by a page: it holds all tokens so far. So no part of a t
 guess is taken back, and a request that lost its seat begins again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
-from layer2_graph.hybrid import HybridConfig, StateCache
+from layer2_graph import Batch
+from layer2_graph.hybrid import HybridConfig, SeatedBatch, StateCache
 from layer3_system.s01_request import Request
 from layer3_system.s02_block_pool import BlockPool, Pages
 from layer3_system.s06_prefix_cache import PrefixPool
 
-__all__ = ["Seats", "StatePages", "check_parts"]
+__all__ = ["Seats", "StatePages", "check_parts", "unspoiled"]
 
 
 class StatePages(Pages):
@@ -47,6 +49,16 @@ class Seats:
             if request not in self.rows:
                 self.rows[request] = self.free.pop()
         return torch.tensor([self.rows[request] for request in requests])
+
+
+@contextmanager
+def unspoiled(pages: Pages, batch: Batch) -> Iterator[None]:
+    """For the work of a step: if it raises, the states of its requests are as they were."""
+    if isinstance(batch, SeatedBatch) and isinstance(pages, StatePages):
+        with pages.state.unless_raised(batch.seats):
+            yield
+    else:
+        yield
 
 
 def check_parts(pool: BlockPool | None, drafter: object | None) -> None:

@@ -53,7 +53,7 @@ def vocabulary_of(tokenizer: Codec, V: int) -> list[bytes | None]:
     for word, token in library.get_vocab(with_added_tokens=True).items():
         if token not in added:
             vocabulary[token] = bytes(letters[letter] for letter in word)
-        elif not added[token].special:
+        elif not added[token].special and token < V:
             vocabulary[token] = added[token].content.encode()
     return vocabulary
 

@@ -3,6 +3,7 @@
 They know no process and no wire: messages come in and go out as tuples, and parts go to `post`.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -84,6 +85,7 @@ class PrefillSide(Side):
         self.lease = lease
         self.outbox = outbox
         self.open: dict[Key, tuple[Request, Outbox]] = {}
+        self.settled: deque[Key] = deque(maxlen=1024)       # before they began
         self.keys: dict[Request, tuple[Key, Any]] = {}      # and to whom its parts go
         self.sent: dict[Request, int] = {}                  # tokens whose pages were posted
         self.final: dict[Request, list[int]] = {}           # places that this step makes final
@@ -94,15 +96,23 @@ class PrefillSide(Side):
 
     def begin(self, id: str, attempt: int, prompt: list[int], address: Any,
               salt: str = "") -> None:
-        """Queue a prompt. Its one token is thrown away: the decode side draws it."""
+        """Queue a prompt, unless it is settled already. Its one token is thrown away: the decode
+        side draws it."""
+        if (id, attempt) in self.settled:
+            self.settled.remove((id, attempt))
+            return
         (request,) = self.engine.submit(prompt, SamplingParams(1, temperature=0), id, salt)
         self.open[id, attempt] = request, self.outbox(self.engine.pool, float("inf"))
         self.keys[request] = (id, attempt), address
         self.sent[request] = 0
 
     def settle(self, id: str, attempt: int, why: str) -> None:
-        """News of a receiver.  why: acknowledged, aborted or dead"""
+        """News of a receiver.  why: acknowledged, aborted or dead
+
+        It may come before `begin`, which goes by way of the decode side.
+        """
         if (id, attempt) not in self.open:
+            self.settled.append((id, attempt))
             return
         request, outbox = self.open[id, attempt]
         if why == "acknowledged":
@@ -142,23 +152,25 @@ class PrefillSide(Side):
                 outbox.tickets.append(self.post(address, read))
 
     def post_rest(self) -> None:
-        """The step is computed: post the layers that were not announced."""
+        """The step is computed: post the layers that were not announced. Only now it is sent: one
+        that fell is computed again, and its parts posted again."""
         for layer in sorted(set(range(self.L)) - self.layers):
             self.post_layer(layer)
+        for request in self.final:
+            self.sent[request] = min(request.num_computed, len(request.prompt))
         self.layers = set()
 
     def final_places(self) -> dict[Request, list[int]]:
         """{request: places} of this step; their pages are held from now on."""
         S = self.engine.pool.S
         final = {}
-        for request in self.engine.counts:
+        for request in self.engine.computing:
             N = len(request.prompt)
             begin = self.sent[request]              # pages from the cache are sent, too
             end = min(request.num_computed, N)
             if begin < end and request.status == "running":
                 if not begin:
                     self.news.append(("found", *self.keys[request][0], request.num_cached))
-                self.sent[request] = end
                 final[request] = parts_done(begin, end, N, S)
                 _, outbox = self.open[self.keys[request][0]]
                 outbox.hold([request.table[place] for place in final[request]])

@@ -65,7 +65,7 @@ def draw_tokens(logits: Tensor, pairs: Iterable[tuple[Request, int]], newest: di
     scores = adjusted(logits[rows], draws, newest)          # a copy: a sampler may write to it
     if drafter:
         return draws, drafter.draw(draws, scores, sample)
-    return draws, sample(scores, sampling(draws, logits.device))
+    return draws, sample(scores, sampling(draws, logits.device)).to(logits.device)
 
 
 def draws_of(pairs: Iterable[tuple[Request, int]]) -> list[Draw]:

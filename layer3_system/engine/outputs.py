@@ -85,13 +85,22 @@ class Outputs:
             self.drafter.settle(request, max(len(tokens) - 1, 0), self.pool)
         else:
             self.pool.cache_pages(request)
-        if reason and not request.writer.stops.found:
+        if reason in ("stop", "length") and not request.writer.stops.found:
             text += request.writer.rest()
         return Output(request, tokens, text, reason)
 
     def add(self, request: Request, token: int,
             scores: torch.Tensor) -> tuple[str, str | None]:            # (V,)
         """Add a token to an answer: (the text to show, why the answer ends with it or None)."""
+        try:
+            return self.read(request, token, scores)
+        except Exception as error:              # a tokenizer or a grammar may raise anything
+            request.error = f"{type(error).__name__}: {error}"
+            return "", "error"
+
+    def read(self, request: Request, token: int,
+             scores: torch.Tensor) -> tuple[str, str | None]:           # (V,)
+        """As `add`, with whatever a tokenizer or a grammar raises."""
         request.output.append(token)
         request.token_times.append(self.clock())
         if request.guide:

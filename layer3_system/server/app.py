@@ -15,7 +15,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from layer3_system.api_error import ApiError
-from layer3_system.s08_server import DONE, LIMITS, Bridge, server_sent_event
+from layer3_system.s08_server import DONE, LIMITS, Bridge, refused, server_sent_event
+from layer3_system.sampling_params import RequestError
 from layer3_system.server.hosts import Access
 from layer3_system.server.listener import Listener as Listener  # callers have both from here
 from layer3_system.server.middleware import GuardedApp, as_json
@@ -159,6 +160,13 @@ class Service:
     async def read(self, request):
         return read_fields(await read_body(request, self.limits, self.access.patience))
 
+    def compile_grammar(self, prompt, wanted):
+        """It may take long. The engine keeps it for `submit`. ApiError if it is refused."""
+        try:
+            self.engine.check(prompt, wanted.params)
+        except RequestError as error:
+            raise refused(error, wanted.names) from None
+
     async def answer(self, request, shape):
         chat = shape is ChatResponses
         fields = await self.read(request)
@@ -168,6 +176,8 @@ class Service:
         tokenizer = self.engine.tokenizer
         wanted = with_calls(parse(fields, chat, self.limits), tokenizer)
         tokens = await asyncio.to_thread(tokens_of, wanted.prompts, chat, tokenizer, wanted.tools)
+        if wanted.params.structured_outputs:
+            await asyncio.to_thread(self.compile_grammar, tokens[0], wanted)
         call = self.bridge.submit(shape.new_id(), tokens, wanted.params, wanted.names)
         answers = shape(call, self.name, wanted, tokenizer)
         if wanted.stream:

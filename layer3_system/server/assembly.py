@@ -230,7 +230,7 @@ def about(setup, llama, candidates, weights, operations, place):
     lines = [f"{setup.called}: {sum(w.numel() for w in weights.values()):,} weights, on "
              f"{ranks}{where}",
              whose_parts(llama.ops.sources(), operations, candidates)]
-    if setup.dtype != "float32" and weights["model.embed_tokens.weight"].is_cpu:
+    if setup.dtype != "float32" and (setup.simulated() or place == "cpu"):
         lines.append(f"  {setup.dtype} is slow on a CPU: the kernels made for one take float32; "
                      f"without --dtype it answers several times as fast")
     if isinstance(llama, CpuLlama) and None not in llama.arrays(1):

@@ -41,7 +41,7 @@ class Live:
         self.number += 1
         counts = {name_of(r): n for r, n in engine.counts.items()}
         prompts = {name_of(r): part for r, n in engine.counts.items()
-                   if (part := min(len(r.prompt) - r.num_computed + n, n)) > 0}
+                   if (part := min(len(r.prompt) - engine.begins[r], n)) > 0}
         self.steps.append((self.number, now, counts, prompts))
         self.written.append((now, sum(len(output.tokens) for output in outputs)))
         for request, tokens, _, reason in outputs:

@@ -110,6 +110,11 @@ class TextResponses(Responses):
             for token, logprob in zip(tokens, logprobs, strict=True)]}
 
 
+def reason_with(calls, reason):
+    """Why a chat's answer ends: an answer that was cut is cut, whatever it calls."""
+    return "tool_calls" if calls and reason == "stop" else reason
+
+
 class ChatResponses(Responses):
     prefix = "chatcmpl"
     whole_name = "chat.completion"
@@ -119,7 +124,7 @@ class ChatResponses(Responses):
         text, calls = self.split(i, text, True)
         content = {"content": text or None, "tool_calls": calls} if calls else {"content": text}
         return {"index": i, "message": {"role": "assistant"} | content, "logprobs": logprobs,
-                "finish_reason": "tool_calls" if calls else reason}
+                "finish_reason": reason_with(calls, reason)}
 
     def delta(self, i, text, logprobs, reason, first):
         text, calls = self.split(i, text, reason is not None)
@@ -128,7 +133,7 @@ class ChatResponses(Responses):
         if calls:
             content["tool_calls"] = [{"index": k} | call for k, call in enumerate(calls)]
         return {"index": i, "delta": content, "logprobs": logprobs,
-                "finish_reason": "tool_calls" if calls else reason}
+                "finish_reason": reason_with(calls, reason)}
 
     def split(self, i, text, last):
         """(what of answer i's new text is for the reader now, its calls, which come at its end)."""

@@ -17,6 +17,8 @@ from layer3_system.sampling_params import RequestError, StructuredOutputs
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 BEGIN, END = "<tool_call>", "</tool_call>"      # as templates of Hermes and Qwen have it
+# What is between the two. A text in quotes is taken whole, since END may be a part of it.
+MARKED = re.compile(rf'{BEGIN}((?>"(?:[^"\\]|\\.)*"|.)*?){END}', re.DOTALL)
 WORDS = ("none", "auto", "required")
 Fields = dict[str, Any]
 
@@ -185,7 +187,7 @@ class CallReader:
 
     def end(self) -> tuple[str, list[Fields]]:
         """(what was held back and is no call after all, the calls), at the end of the answer."""
-        parts = (re.findall(f"{BEGIN}(.*?){END}", self.held, re.DOTALL) if self.marked
+        parts = (MARKED.findall(self.held) if self.marked
                  else [self.held] if self.forced else [])
         calls = [call_of(part) for part in parts]
         if not calls or None in calls:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from day02_overview import NANO
+from layer1_kernels import kernels
 from layer2_graph import GraphRunner, greedy, load, load_moe
 from layer2_graph.models import TWINS
 from layer3_system import (
@@ -252,6 +253,32 @@ def test_case_31_scores_outlive_the_next_replay():
     assert found[0] == found[1]
 
 
+
+def test_case_31_scores_of_a_step_that_is_taken_one_by_one():
+    """A sampler fails once, and each request is computed alone: each keeps its own scores."""
+    nano = load(NANO, dtype=torch.float32)
+    own = kernels("torch").sample
+    rows = []
+    for fails in (False, True):
+        failures = iter([False, fails])         # in the step after the prompts
+
+        def sample(scores, wanted, failures=failures):
+            if len(scores) == 3 and next(failures, False):
+                raise RuntimeError("once")
+            return own(scores, wanted)
+
+        pages = prefix_pool(40, 8)
+        e = connected(nano, ByteTokenizer(), pages, Scheduler(pages, 4, 64), sample=sample)
+        e.use(GraphRunner(nano, e.pages, [4], 4, 8))
+        requests = [e.submit([10 + n, 65], params(3, ignore_eos=True, logprobs=1))[0]
+                    for n in range(3)]
+        run(e)
+        rows.append([r.logprobs for r in requests])
+    for plain, one_by_one in zip(*rows, strict=True):
+        for a, b in zip(plain, one_by_one, strict=True):
+            assert a == pytest.approx(b, abs=1e-4)
+
+
 def test_case_32_a_step_ahead():
     """Steps launched before the results of the one before: the same tokens; a request that ended
     meanwhile loses what was computed too much."""
@@ -331,3 +358,32 @@ def test_case_34_aborted_while_held():
     here.release(request)
     check_engine(here)
     assert here.pool.used == 0
+
+def test_case_32_a_page_that_is_known_is_never_written():
+    """The first of three answers writes the slot after the prompt, and ends; its page is known with
+    that token. The last of the others must not write its own token there."""
+    def scores(context, V):
+        z = mock_scores(context, V)
+        if len(context) == 3:
+            z[:] = -9
+            z[[END, 65]] = 9
+        return z
+
+    ended = 0
+    for seed in range(12):
+        e = engine(P=40, overlap=True, scores=scores)
+        first, *_ = e.submit([1, 2, 3], params(4, temperature=1, n=3, seed=seed))
+        run(e)
+        ended += first.reason == "stop" and first.output == [END]
+        (later,) = e.submit([1, 2, 3, END, 7], params(2))
+        run(e)
+        assert later.output == alone_by(scores, later), seed
+    assert ended, "the first answer never ended at once: the test shows nothing"
+
+
+def alone_by(scores, request):
+    """The greedy answer by these scores."""
+    tokens = list(request.prompt)
+    while len(tokens) < len(request.tokens):
+        tokens.append(int(scores(tokens, END + 1).argmax()))
+    return tokens[len(request.prompt):]

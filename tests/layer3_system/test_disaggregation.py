@@ -9,8 +9,12 @@ from queue import SimpleQueue
 from random import Random
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
+from day02_overview import NANO
+from layer2_graph import Llama, load
 from layer3_system import SamplingParams
 from layer3_system.bench.s12_disaggregation import (
     Answers,
@@ -195,6 +199,67 @@ def test_guesses_and_steps_ahead_change_no_token():
     assert tokens == want == written(overlap=True)[0] and fewer < rounds
     assert all(len(output) == 40 and own == output for output, own, _ in want)
     assert [cached for *_, cached in want] == [0, 28, 28]
+
+
+def test_news_that_a_client_left_may_come_before_its_prompt():
+    side = PrefillSide(engine(), lambda address, read: Ticket())
+    side.settle("r", 1, "aborted")
+    side.begin("r", 1, [1, 2, 3, 4, 5], 0)
+    side.step(0)
+    assert not side.engine.busy and not side.engine.pool.used and not side.open
+    side.begin("r", 2, [1, 2, 3, 4, 5], 0)
+    assert side.engine.busy
+
+
+def test_a_prompt_that_was_received_was_not_cached():
+    requests = []
+    one, answers = fleet(prefills=1, decodes=1), Answers()
+    one.sides["decode", 0].observers = [SimpleNamespace(
+        stepped=lambda engine, outputs: requests.extend(engine.counts))]
+    ask(one, answers, "a", [3] * 13)
+    finish(one, answers)
+    assert requests and {request.num_cached for request in requests} == {0}
+
+
+class Falling(Llama):
+    """Its step of two prompts falls in layer 1, after layer 0 was posted."""
+
+    def block(self, i, x, batch, cache):
+        if i == 1 and len(batch.lens) > self.most:
+            raise RuntimeError("too many")
+        return super().block(i, x, batch, cache)
+
+
+def posted(most):
+    """{what part: its keys} of two prompts, whose steps fall above `most` sequences."""
+    nano = load(NANO, dtype=torch.float32)
+    model = Falling(nano.config, nano.weights, nano.ops)
+    model.most = most
+    parts = {}
+
+    def post(address, read):
+        part = read()
+        parts[part.id, part.layer, part.place] = part.k
+        return Ticket()
+
+    pool = PrefixPool(60, 4)
+    side = PrefillSide(Engine(model, ByteTokenizer(), pool, Scheduler(pool, 6, 64)), post)
+    for id, prompt in (("a", [1, 2, 3, 4, 5]), ("b", [6] * 9)):
+        side.begin(id, 1, prompt, 0)
+    while side.engine.busy:
+        side.step(0)
+        check_engine(side.engine)
+    return parts
+
+
+def test_a_step_that_falls_is_posted_whole_when_it_is_taken_again():
+    """One by one; no page of a prompt goes out that is not computed."""
+    whole = posted(6)
+    again = posted(1)
+    assert whole.keys() == again.keys() and len(whole) == len({key[1] for key in whole}) * 5
+    for key, k in whole.items():
+        assert np.allclose(np.frombuffer(k, np.float32), np.frombuffer(again[key], np.float32),
+                           atol=1e-5), key
 
 
 # ---- parts and the wire

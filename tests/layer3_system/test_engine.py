@@ -19,6 +19,7 @@ from layer3_system import (
     Scheduler,
 )
 from layer3_system.bench.soak import KINDS, RECORD, alone, line, soak
+from layer3_system.s01_request import Detokenizer
 from tests.layer3_system.engine_cases import (
     S,
     connected,
@@ -91,6 +92,33 @@ def test_scores_that_are_no_numbers():
     outputs = [(o.tokens, o.reason) for o in run(e) if o.request is bad]
     assert outputs == [([], "error")] and not e.pool.used
     assert bad.reason == "error" and "not finite" in bad.error and good.reason == "length"
+
+
+def test_a_text_that_cannot_be_decoded_ends_its_own_request():
+    class Torn(ByteTokenizer):
+        def decode(self, tokens):
+            if 13 in tokens:
+                raise ValueError("no text")
+            return super().decode(tokens)
+
+    pool = prefix_pool(64, S)
+    scores = lambda context, V: torch.eye(V)[13 if context[0] == 1 else 65]     # noqa: E731
+    e = connected(MockLlama(scores=scores), Torn(), pool, Scheduler(pool, 8, 64))
+    bad, good = [e.submit([n] * 5, params(3))[0] for n in (1, 2)]
+    run(e)
+    assert (bad.reason, bad.error) == ("error", "ValueError: no text")
+    assert good.output == [65] * 3 and not e.pool.used
+
+
+def test_a_mark_amid_an_answer_costs_no_space():
+    """As tokenizers of SentencePiece have it: a text's first space is not shown."""
+    words = {1: "▁Hello", 2: "▁world"}
+
+    def decode(tokens):
+        return "".join(words.get(t, "") for t in tokens).replace("▁", " ").removeprefix(" ")
+
+    letters = Detokenizer(decode, [1])
+    assert [letters.add(token) for token in (1, 0, 0, 2)] == [" Hello", "", "", " world"]
 
 
 # ---- a cache that is the model's own

@@ -1,9 +1,9 @@
 """The given half of s32: roles, loop, layouts, lanes and command. No test depends on speed."""
 
+import itertools
 import json
 import math
 from dataclasses import replace
-from itertools import count
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ FEW = Options(G=4, roles=("painter", "farmer"))
 
 def by_turns_rewarded():
     """A reward of 0 and 1 by turns: the answers to a question never share it, whatever they are."""
-    turns = count()
+    turns = itertools.count()
     return lambda answer: float(next(turns) % 2)
 
 

@@ -125,6 +125,23 @@ def test_a_kernel_that_fails_ends_one_request_and_spoils_no_state(model):
         assert request.output == alone(model, prompt, 20)
 
 
+def test_a_sampler_that_fails_spoils_no_state(model):
+    """It fails in the third step, after the model has taken the tokens in."""
+    own = model.ops.sample
+    failures = iter([False, False, True])
+
+    def sample(scores, wanted):
+        if len(scores) > 1 and next(failures, False):
+            raise RuntimeError("once")
+        return own(scores, wanted)
+
+    pool = BlockPool(64)
+    engine = Engine(model, Codec(), pool, Scheduler(pool, max_seqs=4), sample=sample)
+    for request, prompt in zip(serve(engine), PROMPTS, strict=True):
+        assert request.output == alone(model, prompt, 20)
+    assert not next(failures, False)
+
+
 def test_what_a_state_forbids(model):
     with pytest.raises(ValueError, match="a prefix cache cannot serve a model with state"):
         Engine(model, Codec(), PrefixPool(64))

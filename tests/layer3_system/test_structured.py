@@ -118,6 +118,13 @@ def test_tokens_of_the_small_model_have_the_bytes_of_their_texts():
     assert b"".join(vocabulary[token] for token in tokens) == text.encode()
 
 
+def test_a_token_beyond_the_vocabulary_has_no_place_in_it():
+    config = read_config(SMALL)
+    words = Tokenizer(SMALL, config)
+    words.own.add_tokens([f"more{n}" for n in range(config.V)])
+    assert len(vocabulary_of(words, config.V)) == config.V
+
+
 # ---- schemas
 
 SCHEMA = {

@@ -313,6 +313,30 @@ def test_a_digest_sees_every_weight():
     assert len(seen) == 5
 
 
+def test_a_request_that_waits_for_its_turn_looks_nothing_up():
+    """There is room for its pages, but not for one more of each that runs."""
+    pool = TieredPool(12, S, None, HostTier(6))
+    e = engine(pool)
+    text = list(range(16))
+    for prompt in (text, [99] * 44):                # the second takes every page
+        e.submit(prompt, SamplingParams(1))
+        while e.busy:
+            e.step()
+    for n in (1, 2):
+        e.submit([n] * 9, SamplingParams(12, temperature=0, ignore_eos=True))
+    e.step()
+    asked = pool.asked
+    (late,) = e.submit([*text, 5], SamplingParams(1))
+    for _ in range(2):
+        e.step()
+    assert late.status == "waiting" and len(pool.free) == 6
+    assert pool.asked == asked
+    while e.busy:
+        e.step()
+        check_engine(e)
+    assert pool.asked > asked and late.reason == "length"
+
+
 # ---- served
 
 

@@ -1,8 +1,12 @@
 """Flags of `lab serve` that change how the engine works, and never what it writes."""
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from day02_overview import NANO
+from layer1_kernels import kernels
 from layer3_system import SamplingParams
 from layer3_system.engine.lengths import StepCost
 from layer3_system.s01_request import sample_rows
@@ -76,6 +80,16 @@ def test_a_dtype_that_is_slow_here_is_said(command, monkeypatch, dtype, is_slow)
 def test_a_draft_that_does_not_fit_is_refused(command, word, what):
     code, _, wrong = command(cli.app, "serve", "--port", 0, "--draft", word)
     assert code == 2 and what in wrong
+
+
+def test_ranks_on_gpus_are_not_told_that_a_cpu_is_slow():
+    """Their weights come from this CPU."""
+    weights = {"model.embed_tokens.weight": torch.zeros(2, 2)}
+    setup = SimpleNamespace(tp=2, called="m", dtype="bfloat16", simulated=lambda: False)
+    for place, is_slow in (("cuda", False), ("cpu", True)):
+        summary = assembly.about(setup, SimpleNamespace(ops=kernels("torch")),
+                                 {"sample_rows": None}, weights, [], place)
+        assert ("is slow on a CPU" in summary) == is_slow
 
 
 def test_guesses_are_counted_with_vllms_names(cheap_guesses):

@@ -18,8 +18,11 @@ from layer3_system import (
     MockLlama,
     PrefixPool,
     SamplingParams,
+    Scheduler,
     check_engine,
 )
+from layer3_system.engine.drafts import Drafter
+from layer3_system.server.live import Live
 from layer3_system.server.metrics import Metrics
 from tests.layer3_system.server.http_server import (
     NAME,
@@ -49,6 +52,19 @@ def value(found, name, **labels):
 def total(metrics, name):
     return next(sample.value for family in text_string_to_metric_families(metrics.text().decode())
                 for sample in family.samples if sample.name == f"vllm:{name}")
+
+
+def test_a_step_of_guesses_computes_nothing_of_a_prompt():
+    """Also where none of them came true and the request went back."""
+    pool = PrefixPool(64)
+    engine = Engine(MockLlama(), ByteTokenizer(), pool, Scheduler(pool),
+                    drafter=Drafter(lambda tokens: [0] * 4))
+    (request,) = engine.submit([1, 2, 3, 4, 5], SamplingParams(max_tokens=9, temperature=0))
+    live = Live()
+    for prompts in ({request.id: 5}, {}):
+        live.stepped(engine, engine.step())
+        assert live.steps[-1][3] == prompts
+    assert engine.counts == {request: 5}
 
 
 def test_case_33_times_count_from_the_arrival():

@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 
 import jsonschema
 import pytest
@@ -65,6 +66,21 @@ def test_a_chat_may_ask_for_any_object(mock):
             response_format={"type": "json_object"})
         assert got.choices[0].finish_reason == "stop"
         assert isinstance(json.loads(got.choices[0].message.content), dict)
+
+
+
+def test_a_grammar_is_compiled_beside_the_event_loop(mock, monkeypatch):
+    grammars = mock.engine.intake.grammars
+    own = grammars.compile
+    threads = []
+
+    def compile(form):
+        threads.append(threading.current_thread().name)
+        return own(form)
+
+    monkeypatch.setattr(grammars, "compile", compile)
+    assert mock.post(prompt="a", structured_outputs={"regex": "[xyz]{7}"}).status_code == 200
+    assert threads[0].startswith("asyncio"), threads
 
 
 def test_a_pattern_holds_against_a_bias(mock):

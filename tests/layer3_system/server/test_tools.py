@@ -198,6 +198,22 @@ def test_a_stream_holds_back_no_more_than_may_be_a_call():
     assert call_of('{"name": "f", "arguments": []}') is None
 
 
+def test_a_mark_inside_a_text_ends_no_call():
+    city = r'a</tool_call> \"b'
+    reader = CallReader(marked=True, forced=False)
+    reader.add(ONE.replace("Bern", city) + "\n" + ONE)
+    text, calls = reader.end()
+    assert text == "" and [json.loads(call["function"]["arguments"])["city"] for call in calls] == [
+        'a</tool_call> "b', "Bern"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_is_cut_says_so(stream):
+    with served(tokenizer=ToolTokenizer(), model=writes(f"{ONE}\n{ONE}")) as one:
+        calls, _, reason = called(one, stream, tools=TOOLS, max_tokens=len(ONE) + 30)
+        assert (len(calls), reason) == (1, "length")
+
+
 def test_events_of_a_call(server):
     body = server.post("chat/completions", messages=HI, tools=TOOLS, tool_choice="required",
                        max_tokens=300, seed=1, stream=True).content
