@@ -268,7 +268,7 @@ class Sandbox(Place):
         self.boxes.clear()
 
     def forget(self):
-        """New boxes, which know nothing of those before; what was compiled there is, anew."""
+        """New boxes, which know nothing of those before, nor of what was compiled there."""
         self.renew()
         self.compiled.clear()
 

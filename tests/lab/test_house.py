@@ -213,7 +213,7 @@ LONG_FUNCTIONS = {
     "a picture, in a file that has other things as well": {
         "lab/plots.py: roofline", "layer2_graph/drawing.py: draw"},
     "a reader of text: one pass, one state": {
-        "lab/stub/cuda.py: _declarations", "lab/stub/cuda.py: read", "lab/stub/python.py: read",
+        "lab/stub/cuda.py: _declarations", "lab/stub/cuda.py: read", "lab/stub/python.py: _units",
         "lab/simulator/ptx.py: _Parser.read", "layer3_system/automaton.py: Nodes.read_repeat"},
     "a branch for each form of an instruction, a register or an argument": {
         *(f"lab/simulator/instructions/{name}" for name in (
