@@ -237,21 +237,26 @@ def test_case_31_graphs_and_padding(sizes):
     assert torch.equal(e.pages.k[:, -1], nobody)
 
 
+def through_a_graph(nano, pages, count, **options):
+    """Three answered requests with log probabilities, whose steps are replays of a graph of 4."""
+    e = connected(nano, ByteTokenizer(), pages, Scheduler(pages, 4, 64), **options)
+    e.use(GraphRunner(nano, e.pages, [4], 4, 8))
+    requests = [e.submit([10 + n, 65], params(count, ignore_eos=True, logprobs=1))[0]
+                for n in range(3)]
+    run(e)
+    return requests
+
+
 def test_case_31_scores_outlive_the_next_replay():
     """A graph writes its scores where the last ones were. With steps ahead they are read later."""
     nano, found = load(NANO, dtype=torch.float32), []
     for ahead in (False, True):
         pages = prefix_pool(40, 8)
-        e = connected(nano, ByteTokenizer(), pages, Scheduler(pages, 4, 64), overlap=ahead)
-        e.use(GraphRunner(nano, e.pages, [4], 4, 8))
-        requests = [e.submit([10 + n, 65], params(6, ignore_eos=True, logprobs=1))[0]
-                    for n in range(3)]
-        run(e)
+        requests = through_a_graph(nano, pages, 6, overlap=ahead)
         found.append([list(map(sorted, r.logprobs)) for r in requests])
         assert all(token in seen for r in requests
                    for token, seen in zip(r.output, r.logprobs, strict=True))
     assert found[0] == found[1]
-
 
 
 def test_case_31_scores_of_a_step_that_is_taken_one_by_one():
@@ -267,12 +272,8 @@ def test_case_31_scores_of_a_step_that_is_taken_one_by_one():
                 raise RuntimeError("once")
             return own(scores, wanted)
 
-        pages = prefix_pool(40, 8)
-        e = connected(nano, ByteTokenizer(), pages, Scheduler(pages, 4, 64), sample=sample)
-        e.use(GraphRunner(nano, e.pages, [4], 4, 8))
-        requests = [e.submit([10 + n, 65], params(3, ignore_eos=True, logprobs=1))[0]
-                    for n in range(3)]
-        run(e)
+        requests = through_a_graph(nano, prefix_pool(40, 8), 3, sample=sample)
+        assert not next(failures, False), "no step of three came after the prompts"
         rows.append([r.logprobs for r in requests])
     for plain, one_by_one in zip(*rows, strict=True):
         for a, b in zip(plain, one_by_one, strict=True):

@@ -342,6 +342,7 @@ def test_ctrl_c_ends_the_units_that_run(few, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "as_completed", interrupt)
     with pytest.raises(KeyboardInterrupt):
         graded(few[0], tmp_path / "out", jobs=1)
+    assert (tmp_path / "reading").exists()
     units = Journal.resume(tmp_path / "out" / "journal.jsonl").units.values()
     assert {row["verdict"] for unit in units for row in unit["results"]} <= {"not_attempted"}
 
