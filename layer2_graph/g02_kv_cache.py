@@ -20,7 +20,7 @@ from layer1_kernels import Kernels
 from layer2_graph.config import Config
 from layer2_graph.g01_llama import Batch, Llama, PagedCache
 
-__all__ = ["ContiguousCache", "Run", "Work", "generate_anew", "generate_on"]
+__all__ = ["ContiguousCache", "SequenceRun", "Work", "generate_anew", "generate_on"]
 
 
 # ---- predictions and counts
@@ -60,7 +60,7 @@ def wasted_share(lens, size):
 # ---- the cache
 
 
-class Run(NamedTuple):
+class SequenceRun(NamedTuple):
     """Neighbouring sequences of a batch with the same T and N: first to end - 1."""
 
     first: int
@@ -70,12 +70,15 @@ class Run(NamedTuple):
 
 
 def runs(counts, lens):
-    """[Run] of a batch. counts: [new tokens of each sequence]   lens: [its context with them]"""
+    """[SequenceRun] of a batch.
+
+    counts: [new tokens of each sequence]   lens: [its context with them]
+    """
     result = []
     first = 0
     for (T, N), alike in groupby(zip(counts, lens, strict=True)):
         end = first + len(list(alike))
-        result.append(Run(first, end, T, N))
+        result.append(SequenceRun(first, end, T, N))
         first = end
     return result
 
@@ -97,7 +100,8 @@ def places(starts, counts, room):                   # 2 × (B,) -> 2 × (T,)
 def attend_contiguous(q, keys, values, batch, ops, scale):
     """Causal attention over a contiguous cache: (T, H, D), 2 × (B, room, G, D) -> (T, H, D).
 
-    q: queries of the new tokens, one sequence after another    batch: [Run], of all sequences
+    q: queries of the new tokens, one sequence after another
+    batch: [SequenceRun], of all sequences
     ops.flash_attention(q, k, v, causal, scale) -> (out, lse) takes sequences of equal length:
     q (B, T, H, D), k and v (B, N, G, D).
     """
@@ -130,7 +134,7 @@ class ContiguousCache:
         self.k = torch.zeros(shape, dtype=dtype, device=device)     # (L, B, room, G, D)
         self.v = torch.zeros(shape, dtype=dtype, device=device)     # (L, B, room, G, D)
         self.lens = [0] * sequences
-        self.batch: list[Run] = []
+        self.batch: list[SequenceRun] = []
 
     def step(self, new: Sequence[Sequence[int]]) -> Batch:
         """The Batch that appends new[b], a list of tokens, to sequence b."""

@@ -20,7 +20,7 @@ from layer3_system.checkpoint import (
     write_manifest,
 )
 from layer3_system.training.group import Group
-from layer3_system.training.run import Run, ShardedRun
+from layer3_system.training.run import ShardedRun, TrainingRun
 
 __all__ = ["Saver", "capture", "commit", "last_good", "restore"]
 
@@ -41,7 +41,7 @@ def predict_bytes_a_rank() -> int:
 # ---- what there is to lose
 
 
-def capture(run: Run | ShardedRun) -> dict[str, Any]:
+def capture(run: TrainingRun | ShardedRun) -> dict[str, Any]:
     """A copy of all that the next step of a run depends on.
 
     {"weights", "m", "v": {name: Tensor}, "step": int, "place": dict, "generator": Tensor}
@@ -55,7 +55,7 @@ def capture(run: Run | ShardedRun) -> dict[str, Any]:
             "generator": run.generator.get_state()}
 
 
-def restore(run: Run | ShardedRun, state: dict[str, Any]) -> None:
+def restore(run: TrainingRun | ShardedRun, state: dict[str, Any]) -> None:
     """Put a state into a run. ValueError where an entry or a tensor is not as the run has it"""
     if missing := {"weights", "m", "v", "step", "place", "generator"} - set(state):
         raise ValueError(f"restore: the state has no entry {', '.join(sorted(missing))}")

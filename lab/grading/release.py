@@ -213,8 +213,8 @@ def project(plan):
 
 
 def recorded(lesson):
-    """The Tape of the reference in its tests, all of which it passes."""
-    recording = tape.Tape()
+    """The ReferenceTape of a lesson in its tests, all of which it passes."""
+    recording = tape.ReferenceTape()
     exercises = {e.name: e for e in lesson.exercises}
     run = GradedRun(lesson, reference(lesson), exercises, tape.Taped(recording))
     refuse_unless_right([(lesson.id, v.name, v.verdict, v.message)

@@ -33,7 +33,7 @@ class Exchange:
         return parsed(self.question)[0]["do"]
 
 
-class Tape:
+class ReferenceTape:
     """Exchanges with the reference, as the code under test and as what a test asks, and the truths
     that tests made with it."""
 

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from layer3_system.s31_fault_tolerance import Saver, capture, restore
-from layer3_system.training.run import Run, ShardedRun
+from layer3_system.training.run import ShardedRun, TrainingRun
 
 PARTS = "weights", "m", "v"
 
 
-def copied(run: Run) -> dict[str, Any]:
+def copied(run: TrainingRun) -> dict[str, Any]:
     """Numbers of all that a run's next step depends on, by part."""
     tensors = {part: torch.cat([one.detach().flatten() for one in getattr(run, part).values()])
                for part in PARTS}
@@ -29,15 +29,15 @@ def resumed(before: int, between: int, after: int) -> dict[str, Any]:
     "then", "later", "restored": what the first run was when it was captured and after `between`
     more steps, and what the other was at its start
     """
-    whole = Run()
+    whole = TrainingRun()
     whole.train(before)
     straight = whole.train(after)
-    first = Run()
+    first = TrainingRun()
     first.train(before)
     then = copied(first)
     state = capture(first)
     first.train(between)
-    other = Run()
+    other = TrainingRun()
     restore(other, state)
     start = copied(other)
     return {"straight": straight, "losses": other.train(after), "then": then,

@@ -1,5 +1,5 @@
 """A small training with all that makes one hard to go on with: Adam, warm-up, a place in the text,
-dropout. `Run` is one process; of a `ShardedRun` each rank keeps a share of Adam's part.
+dropout. `TrainingRun` is one process; of a `ShardedRun` each rank keeps a share of Adam's part.
 """
 
 import math
@@ -19,7 +19,7 @@ TINY = Config(L=1, C=16, H=2, G=1, D=8, F=32, V=50, eps=1e-5, theta=1e4, room=16
 WARM = 8                # steps in which the rate goes up; it then falls until step ALL
 ALL = 1000
 PEAK = 2e-2             # the highest rate
-BETAS = 0.9, 0.95       # of Run's two means
+BETAS = 0.9, 0.95       # of the two means
 EPS = 1e-8
 
 
@@ -44,7 +44,7 @@ class DroppingLlama(TrainableLlama):
         return y * stays / (1 - self.share)
 
 
-class Run:
+class TrainingRun:
     """A training in one process.
 
     weights, m, v: {name: Tensor}.  step: the next one's number, from 0.  data: batches, in order.
@@ -78,7 +78,8 @@ class ShardedRun:
     """A training on all ranks, which need a process group. Of the weights in fp32 and Adam's two
     means each rank keeps the part of one row that is its own: ZeRO's first stage, by s21.
 
-    weights, m, v: {"row": this rank's part (k,)}; the rest as in Run. B: sequences of all ranks
+    weights, m, v: {"row": this rank's part (k,)}; the rest as in TrainingRun. B: sequences of all
+    ranks
     """
 
     def __init__(self, m: Config = TINY, share: float = 0.0, B: int = 6) -> None:

@@ -182,7 +182,7 @@ class Given(Attention):
         before = [torch.from_numpy(getattr(self, name)).to(dtype) for name in "qkv"]
         arrays = [a.transpose(-3, -2).contiguous().transpose(-3, -2) if name in apart else a.clone()
                   for name, a in zip("qkv", before, strict=True)]
-        runs = [subject.make("layer2_graph.g02_kv_cache:Run", *run) for run in self.batch]
+        runs = [subject.make("layer2_graph.g02_kv_cache:SequenceRun", *run) for run in self.batch]
         batch = subject.make("collections:UserList", runs)      # stays there: a change is seen
         got = subject.attend_contiguous(*arrays, batch, self.ops, self.scale)
         for name, a, b in zip(("q", "keys", "values"), arrays, before, strict=True):

@@ -38,7 +38,7 @@ from layer3_system.training.failures import HOUR, MONTH, expected_loss, month, s
 from layer3_system.training.group import GlooGroup
 from layer3_system.training.loop import TrainingError
 from layer3_system.training.resume import choose, fault, pieces, read_state
-from layer3_system.training.run import Run, ShardedRun
+from layer3_system.training.run import ShardedRun, TrainingRun
 
 DRIVER = "layer3_system.testing.recovery_driver"
 
@@ -99,21 +99,21 @@ def test_two_trainings_do_not_share_a_folder(tmp_path):
 
 
 def test_a_state_that_was_packed_goes_on_bit_for_bit():
-    whole = Run()
+    whole = TrainingRun()
     whole.train(5)
     state = unpack(pack(capture(whole)))
-    other = Run()
+    other = TrainingRun()
     restore(other, state)
     assert other.train(4) == whole.train(4)
 
 
 def test_a_state_of_another_model_is_refused():
-    state = capture(Run())
+    state = capture(TrainingRun())
     name = "model.norm.weight"
     state["weights"][name] = torch.ones(7)
     with pytest.raises(ValueError, match=r"weights of model.norm.weight has 7 numbers, the run's "
                                          r"has 16"):
-        restore(Run(), state)
+        restore(TrainingRun(), state)
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b"\xff\xfe", b'{"step": 3}',

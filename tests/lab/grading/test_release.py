@@ -421,7 +421,7 @@ def test_a_replayed_reference_answers_what_it_was_asked():
 
 def test_what_a_test_counts_in_the_reference_is_written_down():
     """And the test is given what the edition will give it, in the same order."""
-    made, test = tape.Tape(), SimpleNamespace(name="test_predict")
+    made, test = tape.ReferenceTape(), SimpleNamespace(name="test_predict")
     counts = [{"names": ["rope", "matmul"]}, [(3, 4), (0.5, None)]]
     assert [tape.Taped(made).truth(test, data) for data in counts] == counts
     kept = json.loads(json.dumps(made.data()))["truths"]
@@ -462,7 +462,7 @@ def test_limits_are_the_longest_of_the_tape():
         tree, _ = tape.wire.pack(([{"steps": steps, "lines": {"1": "secret"}}], []))
         return tape.Exchange(question("launch"), tape.wire.frame({"value": tree}, []))
 
-    made = tape.Tape()
+    made = tape.ReferenceTape()
     made.graded += [launch(5), launch(30), tape.Exchange(question("call"), b"", 0.5)]
     made.asked["test_a"] = [launch(1)]
     data = made.data()
