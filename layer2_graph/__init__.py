@@ -60,7 +60,7 @@ from layer2_graph.g01_llama import (
 )
 from layer2_graph.g02_kv_cache import (
     ContiguousCache,
-    Run,
+    SequenceRun,
     Work,
     generate_anew,
     generate_on,
@@ -329,9 +329,9 @@ __all__ = [
     "Recording",
     "Refused",
     "Round",
-    "Run",
     "Scheme",
     "SeatedBatch",
+    "SequenceRun",
     "ShadowLlama",
     "Sizes",
     "StateCache",

@@ -195,6 +195,11 @@ def test_layer_program__unseen(subject, agree, rng):
 
 def check_list(subject, agree, i, m, tile):
     program = subject.layer_program(i, subject.make("layer2_graph.machine:Sizes", *m), tile)
+    rows = program if isinstance(program, (list, tuple)) else ()
+    lengths = {len(row) for row in rows if isinstance(row, (list, tuple))}
+    assert lengths <= {7}, mistake(
+        "no_list", f"layer_program: rows of {sorted(lengths)} numbers came out, expected "
+                   f"Instructions, of 7 each")
     got = subject.make("numpy:array", program)
     want = book(m, tile, i)
     what = f"layer {i} with C = {m.C}, G = {m.G}, F = {m.F} in tiles of {tile}"
