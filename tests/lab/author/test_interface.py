@@ -74,12 +74,13 @@ def test_a_module_may_stand_in_a_room():
 
 
 def test_an_interface_is_written_from_the_code():
-    text = interface.text("layer2_graph.g02_kv_cache.Run, layer2_graph.config.Config[D eps], "
+    text = interface.text("layer2_graph.g02_kv_cache.SequenceRun, "
+                          "layer2_graph.config.Config[D eps], "
                           "layer2_graph.config.Config.scale as m.scale, "
                           "layer1_kernels.k09_rope.rope as ops.rope")
     assert text.splitlines() == [
         "```python",
-        "class Run:",
+        "class SequenceRun:",
         "    # Neighbouring sequences of a batch with the same T and N: first to end - 1.",
         "    first: int",
         "    end: int",
