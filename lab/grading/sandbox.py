@@ -15,11 +15,11 @@ from pathlib import Path
 from lab import stub
 from lab.course import ROOT, SUFFIX
 from lab.grading.box import BOX_MEMORY, NOBODY, Box, gpu_nodes
+from lab.judge.imports import on_demand
 from lab.judge.isolate import (
     Place,
     floors_to,
     later,
-    on_demand,
     preload,
     replaced,
     running,

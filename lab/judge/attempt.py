@@ -1,12 +1,11 @@
 """Whether an exercise was attempted: what can be said of a text before any of it runs."""
 
 import ast
-import functools
 
-from lab import course, stub
+from lab import stub
 from lab.course import ROOT
 from lab.judge.candidate import told
-from lab.judge.isolate import homes
+from lab.judge.imports import homes_by_floor, imports
 from lab.judge.verdict import Verdict
 
 
@@ -51,22 +50,3 @@ def driver(text, lesson):
             if rooms[:1] == ["testing"] and (ROOT / floor / "testing").is_dir():
                 return node.lineno, name
     return None
-
-
-def imports(node, floor):
-    """The full names of what a statement imports. floor: of the file"""
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    if isinstance(node, ast.ImportFrom):
-        package = ".".join(filter(None, (floor if node.level else "", node.module)))
-        return [f"{package}.{alias.name}" for alias in node.names]
-    return []
-
-
-@functools.cache
-def homes_by_floor():
-    """{full name: module} of what the floors' tables of contents have."""
-    contents = [(floor.name, homes((ROOT / floor.name / "__init__.py").read_text("utf-8")))
-                for floor in course.floors() if (ROOT / floor.name).is_dir()]
-    return {f"{floor}.{name}": module for floor, names in contents
-            for name, module in names.items()}

@@ -8,6 +8,7 @@ from queue import SimpleQueue
 from lab import course, device
 from lab.judge.attempt import untouched
 from lab.judge.candidate import Candidate
+from lab.judge.imports import import_on_demand
 from lab.judge.isolate import CUDA, Place, floors_below, preload
 from lab.judge.verdict import Verdict
 from lab.remote import servers, wire
@@ -132,6 +133,7 @@ class Grader:
 
 def main(connection, request):
     """The grader role of the warm process: answers each request until the other side hangs up."""
+    import_on_demand()
     from lab.judge import check
 
     def answer(**data):

@@ -1,6 +1,5 @@
 """The code under test in a process of its own, which sees only its share of the course."""
 
-import ast
 import contextlib
 import functools
 import hashlib
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from lab import course, device, stub
 from lab.course import ROOT, SUFFIX
+from lab.judge.imports import needed_floors, on_demand
 from lab.judge.subject import Subject
 from lab.remote.warm import Child
 
@@ -113,27 +113,6 @@ class Place:
         return data
 
 
-def homes(contents):
-    """{name: the module that has it} of a floor's table of contents."""
-    return {alias.name: node.module for node in ast.parse(contents).body
-            if isinstance(node, ast.ImportFrom) for alias in node.names}
-
-
-@functools.cache
-def on_demand(contents):
-    """A floor's table of contents that imports a module when a name of it is first asked for: a
-    child needs few of them, and all take a tenth of a second."""
-    return ("from importlib import import_module\n\n"
-            f"HOME = {homes(contents)!r}\n__all__ = list(HOME)\n\n\n"
-            "def __getattr__(name):\n"
-            "    if name not in HOME:\n"
-            "        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')\n"
-            "    module = import_module(HOME[name])\n"
-            "    # all of its names: one may be the module's own, which the import has just bound\n"
-            "    globals().update((n, getattr(module, n)) for n in HOME if HOME[n] == HOME[name])\n"
-            "    return globals()[name]\n")
-
-
 @functools.cache
 def stub_folders(floor, lesson):
     """[a folder with the stubs of the lessons after this one on its floor], [] if there are none.
@@ -159,9 +138,11 @@ def stub_folders(floor, lesson):
 
 
 def preload(lesson, on_device=False):
-    """Modules to import before the fork: what the lesson's own floor and those below it import,
-    where it is heavy. on_device: a process that has loaded the simulator is of no use."""
-    texts = [text_of(floor) for floor in floors_to(lesson)]
+    """Modules to import before the fork: what the lesson's own floor imports and those below it
+    that it needs, where it is heavy. on_device: a process that has loaded the simulator is of no
+    use."""
+    names = needed_floors(lesson)
+    texts = [text_of(floor) for floor in floors_to(lesson) if floor.name in names]
     text = "".join(texts)
     own_text = lesson.path(".py").read_text("utf-8")
     heavy = [m for m in ("torch", "triton") if re.search(rf"^(import|from) {m}\b", text, re.M)]
@@ -191,13 +172,12 @@ def cuda_kernels(text):
 
 
 def floors_below(lesson, earlier=()):
-    """The floors that the lesson's own imports, for the process to import that forks: a child would
-    import the same. Not from the first on that `earlier` has texts for."""
-    *below, own = floors_to(lesson)
-    whole = itertools.takewhile(lambda floor: not replaced(floor, earlier), below)
-    text = text_of(own)
-    return tuple(floor.name for floor in whole
-                 if re.search(rf"^(import|from) {floor.name}\b", text, re.M))
+    """The floors that the lesson needs, without its own, for the process to import that forks: a
+    child would import the same. Not from the first on that `earlier` has texts for."""
+    *below, _ = floors_to(lesson)
+    names = needed_floors(lesson)
+    return tuple(floor.name for floor in itertools.takewhile(
+        lambda floor: not replaced(floor, earlier), below) if floor.name in names)
 
 
 def text_of(floor):

@@ -63,14 +63,14 @@ def test_a_floor_above_is_not_there():
 def test_the_floors_below_are_imported_before_the_fork():
     lesson = course.find("s07")
     below = isolate.floors_below(lesson)
-    assert below == ("day01_roofline", "layer1_kernels", "layer2_graph")
+    assert below == ("day01_roofline", "day02_overview", "layer1_kernels", "layer2_graph")
     assert isolate.floors_below(course.find("r01")) == ()
 
 
 def test_a_floor_with_texts_of_the_authors_is_not_imported_before_the_fork():
     lesson = course.find("s07")
     own = {"layer1_kernels/k07_softmax.py": "def softmax(x):\n    return 'the author\\'s own'\n"}
-    assert isolate.floors_below(lesson, own) == ("day01_roofline",)
+    assert isolate.floors_below(lesson, own) == ("day01_roofline", "day02_overview")
     with isolate.prepared(course.find("k08"), course.find("k08").sources, own) as folder:
         assert "own" in isolate.Path(folder, "layer1_kernels/k07_softmax.py").read_text()
     with probed(course.find("g01"), earlier=own) as child:
