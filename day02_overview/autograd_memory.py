@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.flop_counter import FlopCounterMode
 
 
 class Norm(nn.Module):
@@ -192,6 +191,8 @@ def counted_peak(layers, x, recompute):
 
 def counted_flops(model, tokens, targets):
     """FLOPs of the matrix products in one forward and backward, as PyTorch counts them."""
+    from torch.utils.flop_counter import FlopCounterMode    # it imports triton, a tenth of a second
+
     with FlopCounterMode(display=False) as counter:
         model(tokens, targets).backward()
     return counter.get_total_flops()

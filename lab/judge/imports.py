@@ -4,6 +4,7 @@ they are asked for."""
 import ast
 import functools
 import importlib.util
+import re
 import sys
 
 from lab import course
@@ -20,10 +21,22 @@ def imports(node, floor):
     return []
 
 
+FROM = re.compile(r"^[ \t]*from ([\w.]+) import (\([^)]*\)|.*)", re.M)
+IMPORT = re.compile(r"^[ \t]*import (.*)", re.M)
+NAMED = re.compile(r"""["']([A-Za-z_]\w*\.[\w.]*\w)(?::[\w.]*)?["']""")     # a module, in a text
+COMMENT = re.compile(r"#.*")
+
+
+def imported_names(text):
+    """[(module, name)] of what the course's own text imports with `from`, wherever it does. Read
+    by patterns: a syntax tree of all that a lesson imports takes a third of a second."""
+    return [(module, part.split()[0]) for module, names in FROM.findall(text)
+            for part in COMMENT.sub("", names).strip("()\n ").split(",") if part.strip()]
+
+
 def homes(contents):
     """{name: the module that has it} of a floor's table of contents."""
-    return {alias.name: node.module for node in ast.parse(contents).body
-            if isinstance(node, ast.ImportFrom) for alias in node.names}
+    return {name: module for module, name in imported_names(contents)}
 
 
 @functools.cache
@@ -57,14 +70,10 @@ def imported(text):
     """The files of floors and tests that a text imports, or that it names in a text of its own, as
     tests name what they have called ("floor.module", "floor.module:name"). The floors' tables of
     contents are not among them."""
-    try:
-        nodes = [*ast.walk(ast.parse(text))]
-    except SyntaxError:                         # a lesson being written: its grading says so
-        return ()
-    names = {name for node in nodes for name in imports(node, "")}
-    names |= {node.value.partition(":")[0] for node in nodes
-              if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    return tuple(filter(None, map(file_of, sorted(names))))
+    names = {f"{module}.{name}" for module, name in imported_names(text)}
+    names |= {part.split()[0] for row in IMPORT.findall(text)
+              for part in COMMENT.sub("", row).split(",") if part.strip()}
+    return tuple(filter(None, map(file_of, sorted(names.union(NAMED.findall(text))))))
 
 
 def file_of(name):

@@ -154,8 +154,8 @@ def preload(lesson, on_device=False):
         heavy.append("lab.remote.pace_calls")
     if re.search(r"\bLaunches\b|\bTorch\w+Mode\b|\boptim\.", own_text):
         heavy.append("torch._dynamo")               # PyTorch imports it when one of these is used
-    if re.search(r"\.backward\(|\bautograd\.Function\b", own_text):
-        # backward with a gradient imports it: 480 modules, a second or more in each rank
+    if re.search(r"\.backward\(\w|\bautograd\.grad\(", own_text):
+        # with a gradient they import it: 480 modules, a second or more in each rank
         heavy.append("torch.fx.experimental.symbolic_shapes")
     return ("numpy", "numpy.random", *heavy, "lab.remote.child")
 

@@ -118,7 +118,7 @@ def ring_grads(q: Tensor, k: Tensor, v: Tensor, upstream: Tensor, scale: float,
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         out = (chained_ring if chained else Ring.apply)(shard[0], shard[1], shard[2], attend)
     mark("backward")
-    out.backward(upstream)
+    (out * upstream).sum().backward()
     return {"gradients": [x.grad for x in shard], "kept": sum(sizes.values())}
 
 
@@ -129,7 +129,7 @@ def ulysses_grads(q: Tensor, k: Tensor, v: Tensor, upstream: Tensor, scale: floa
     heads, _ = Attend(scale)(q, k, v, True)
     out = SwapBack.apply(heads)
     mark("backward")
-    out.backward(upstream)
+    (out * upstream).sum().backward()
     return {"gradients": [x.grad for x in shard]}
 
 

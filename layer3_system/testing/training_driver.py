@@ -76,7 +76,7 @@ def sharded_gradient(weight: Tensor, upstream: Tensor) -> Tensor:           # sh
     shard = flatten([weight], n).view(n, -1)[dist.get_rank()].clone().requires_grad_()
     whole = GatherWeight.apply(shard, tuple(weight.shape))
     mark("backward")
-    whole.backward(upstream)
+    (whole * upstream).sum().backward()
     return shard.grad
 
 

@@ -49,10 +49,9 @@ class Net(nn.Module):
 
 class TrainLayer(TorchLayer):
     def forward(self, x: Tensor) -> Tensor:                 # (B, T, C) -> (B, T, C)
-        try:
-            return super().forward(x)
-        finally:                                # `checkpoint` leaves by an exception
-            self.arrays = {}                    # they would keep gathered weights
+        y = super().forward(x)
+        self.arrays = {}                        # they would keep gathered weights
+        return y
 
 
 class TrainLlama(TorchLlama):

@@ -5,13 +5,14 @@ batch: a rank's share of the sequences of a step, as its model takes it
 """
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils.checkpoint import checkpoint
 
 from lab.remote.recorder import mark
 from layer3_system.s21_data_parallel import (
@@ -159,9 +160,28 @@ class Stage2(Stage):
             dist.all_gather_into_tensor(flat, shard.clone())
 
 
+class RunAgain(torch.autograd.Function):
+    """run(x, shard), whose activations backward computes again: nothing holds them until then.
+    torch.utils.checkpoint does the same, but imports torch._dynamo: a second in each rank."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Callable[[Tensor, Tensor], Tensor], x: Tensor,
+                shard: Tensor) -> Tensor:
+        ctx.run = run
+        ctx.save_for_backward(x, shard)
+        return run(x, shard)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[None, Tensor, Tensor]:
+        x, shard = (one.detach().requires_grad_() for one in ctx.saved_tensors)
+        with torch.enable_grad():
+            y = ctx.run(x, shard)
+            return None, *torch.autograd.grad((y * upstream).sum(), (x, shard))
+
+
 class Stage3(Stage2):
-    """A unit, a layer or what stands around the layers, is whole while it runs. `checkpoint` lets
-    a layer run again in backward, so that nothing holds its weights until then."""
+    """A unit, a layer or what stands around the layers, is whole while it runs. A layer runs again
+    in backward, so that nothing holds its weights until then."""
 
     def prepare(self, capacity: int) -> None:
         outer = {name: p for name, p in self.model.named_parameters()
@@ -181,11 +201,11 @@ class Stage3(Stage2):
         self.flats = self.shards = list(self.of.values())
         self.states = [Adam(shard) for shard in self.shards]
 
-    def whole(self, unit: nn.Module) -> dict[str, Tensor]:
-        """The unit's weights by name, gathered."""
+    def whole(self, unit: nn.Module, shard: Tensor) -> dict[str, Tensor]:
+        """The unit's weights by name, gathered from the ranks' shards."""
         shapes = self.shapes[unit]
         sizes = [math.prod(shape) for shape in shapes.values()]
-        flat = GatherWeight.apply(self.of[unit], (sum(sizes),))             # (P,) of the unit
+        flat = GatherWeight.apply(shard, (sum(sizes),))             # (P,) of the unit
         self.gathered = [one for one in self.gathered if not one[0].expired()]
         self.gathered.append((StorageWeakRef(flat.untyped_storage()),
                               flat.untyped_storage().nbytes()))
@@ -194,11 +214,12 @@ class Stage3(Stage2):
                 zip(shapes.items(), flat.split(sizes), strict=True)}
 
     def run(self, layer: nn.Module, x: Tensor) -> Tensor:
-        return checkpoint(lambda x: functional_call(layer, self.whole(layer), (x,)), x,
-                          use_reentrant=False, preserve_rng_state=False)
+        return RunAgain.apply(
+            lambda x, shard: functional_call(layer, self.whole(layer, shard), (x,)), x,
+            self.of[layer])
 
     def loss(self, batch: tuple) -> Tensor:
-        outer = self.whole(self.model) if self.model in self.units else {}
+        outer = self.whole(self.model, self.of[self.model]) if self.model in self.units else {}
         return functional_call(self.model, outer, (batch, self.run))
 
     def backward(self, loss: Tensor) -> None:
@@ -212,7 +233,7 @@ class Stage3(Stage2):
 
     def weights(self) -> Tensor:                                            # (P,)
         with torch.no_grad():
-            whole = {unit: self.whole(unit) for unit in self.units}
+            whole = {unit: self.whole(unit, shard) for unit, shard in self.of.items()}
         ordered = {f"{prefix}{name}": weight for unit, named in whole.items()
                    for prefix in [self.prefix(unit)] for name, weight in named.items()}
         return flatten([ordered[name] for name, _ in self.model.named_parameters()], 1)

@@ -1,5 +1,7 @@
 """Which floors a lesson needs, and floors that import on demand."""
 
+import ast
+import functools
 import subprocess
 import sys
 
@@ -27,10 +29,29 @@ def test_a_lesson_needs_the_floors_that_it_and_its_graders_reach(lesson, floors)
     ("def test():\n    from tests.layer3_system import repeats", "tests/layer3_system/repeats.py"),
     ("DRIVER = 'layer3_system.testing.step_driver'", "layer3_system/testing/step_driver.py"),
     ("make('layer3_system.pipeline:Stage')", "layer3_system/pipeline.py"),
+    ("from layer2_graph.g01_llama import (  # read by patterns\n    Llama as L,\n)",
+     "layer2_graph/g01_llama.py"),
+    ("import json, layer2_graph.config as config  # both", "layer2_graph/config.py"),
     ("import torch.nn\nfrom lab import course", None), ("'layer3_system.no_such'", None),
     ("def broken(:", None)])
 def test_what_a_text_imports_or_names(text, file):
     assert imports.imported(text) == (() if file is None else (ROOT / file,))
+
+
+def by_syntax(text):
+    """What `imported` gives, from the syntax tree."""
+    nodes = [*ast.walk(ast.parse(text))]
+    names = {name for node in nodes for name in imports.imports(node, "")}
+    names |= {node.value.partition(":")[0] for node in nodes
+              if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    whole = {name for name in names if "." in name.rstrip(".")}      # no floor alone
+    return tuple(filter(None, map(imports.file_of, sorted(whole))))
+
+
+def test_patterns_and_syntax_trees_agree_on_all_lessons(monkeypatch):
+    floors = {lesson: imports.needed_floors(lesson) for lesson in course.lessons()}
+    monkeypatch.setattr(imports, "imported", functools.cache(by_syntax))
+    assert floors == {lesson: imports.needed_floors(lesson) for lesson in floors}
 
 
 ON_DEMAND = """
