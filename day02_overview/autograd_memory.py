@@ -191,7 +191,7 @@ def counted_peak(layers, x, recompute):
 
 def counted_flops(model, tokens, targets):
     """FLOPs of the matrix products in one forward and backward, as PyTorch counts them."""
-    from torch.utils.flop_counter import FlopCounterMode    # it imports triton, a tenth of a second
+    from torch.utils.flop_counter import FlopCounterMode  # it imports triton, a tenth of a second
 
     with FlopCounterMode(display=False) as counter:
         model(tokens, targets).backward()
