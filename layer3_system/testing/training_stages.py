@@ -175,8 +175,9 @@ class RunAgain(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> tuple[None, Tensor, Tensor]:
         x, shard = (one.detach().requires_grad_() for one in ctx.saved_tensors)
         with torch.enable_grad():
-            y = ctx.run(x, shard)
-            return None, *torch.autograd.grad((y * upstream).sum(), (x, shard))
+            sums = (ctx.run(x, shard) * upstream).sum()
+        of_x, of_shard = torch.autograd.grad(sums, (x, shard))
+        return None, of_x, of_shard
 
 
 class Stage3(Stage2):
