@@ -164,7 +164,8 @@ class Held:
         self.live, self.a, self.at = live, a, place(a)
         if self.at not in live.own:
             live.holders[self.at] = live.holders.get(self.at, 0) + 1
-            live.now += self.numbers() * (live.holders[self.at] == 1)
+            if live.holders[self.at] == 1:
+                live.now += self.numbers()
             live.peak = max(live.peak, live.now)
 
     def numbers(self):
@@ -173,7 +174,8 @@ class Held:
     def __del__(self):
         if self.at not in self.live.own:
             self.live.holders[self.at] -= 1
-            self.live.now -= self.numbers() * (self.live.holders[self.at] == 0)
+            if not self.live.holders[self.at]:
+                self.live.now -= self.numbers()
 
 
 def counted_peak(layers, x, recompute):

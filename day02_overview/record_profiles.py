@@ -53,6 +53,11 @@ def matmul_work(M, N, K, weights=False):
 # ---- one rank
 
 
+def neighbours(i, n):
+    """How many of n launches in a row lie beside launch i."""
+    return len({i - 1, i + 1} & set(range(n)))
+
+
 def unfused():
     """A polynomial of degree 3 by Horner's rule, an array an operation."""
     x = torch.randn(N)
@@ -64,7 +69,7 @@ def unfused():
         y = x
         for i, ((operation, other), out) in enumerate(zip(chain, arrays, strict=True)):
             moved = 4 * N * (3 if other is x else 2)
-            between = 4 * N * ((i > 0) + (i < len(chain) - 1))
+            between = 4 * N * neighbours(i, len(chain))
             with tape.span("kernel", operation.__name__, N, moved, 0, between):
                 y = operation(y, other, out=out)
 
@@ -79,7 +84,7 @@ def unbatched():
     def run(tape):
         y = x
         for i, w in enumerate(matrices):
-            between = 4 * C * ((i > 0) + (i < LAYERS - 1))
+            between = 4 * C * neighbours(i, LAYERS)
             with tape.span("kernel", "matmul", *matmul_work(1, C, C, True)[:3], between):
                 y = torch.mv(w, y)
 

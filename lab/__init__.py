@@ -20,6 +20,6 @@ cli         the command `lab`
 """
 
 from lab.course import VERSION, CourseError
-from lab.desk.notebook import mine, open_lesson, own
+from lab.desk.notebook import candidate_function, mine, open_lesson
 
-__all__ = ["VERSION", "CourseError", "mine", "open_lesson", "own"]
+__all__ = ["VERSION", "CourseError", "candidate_function", "mine", "open_lesson"]

@@ -23,7 +23,7 @@ LADDER = ("sum_tree_cuda", "sum_sequential_cuda", "sum_shuffle_cuda", "sum_vecto
 BY_FOUR = ("sum_vector_cuda", "sum_atomic_cuda")        # these take float4, any number a thread
 THREADS = 256           # a block of the CUDA kernels
 BLOCK = 4096            # numbers that a Triton program takes at a time: 32 a thread
-MOST = 1024             # blocks, or programs: enough for 132 SMs, few enough for one second pass
+MAX_BLOCKS = 1024       # or programs: enough for 132 SMs, few enough for one second pass
 
 
 def reduce_sum_oracle(x):                           # (...) -> ()
@@ -70,8 +70,8 @@ def reduce_sum(x):                                  # (...) -> ()
 
 
 def program_sums(x):                                # (...) -> (P,)
-    """One pass of reduce_sum: a sum a program, MOST of them at most."""
-    P = max(min(triton.cdiv(x.numel(), BLOCK), MOST), 1)
+    """One pass of reduce_sum: a sum a program, MAX_BLOCKS of them at most."""
+    P = max(min(triton.cdiv(x.numel(), BLOCK), MAX_BLOCKS), 1)
     partial = x.new_zeros(P, dtype=torch.float32)   # (P,)
     if x.numel():
         sum_triton[(P,)](x, partial, x.numel(), BLOCK=BLOCK, num_warps=4)
@@ -86,9 +86,9 @@ def reduce_sum_cuda(x, kernel="sum_vector_cuda"):   # (...) -> ()
     multiple of 16 bytes; 0 if x is empty. All but sum_atomic_cuda add in the same order every time.
     """
     check(x, torch.float32)
-    if x.numel() >= 2**31 - MOST * THREADS:         # index plus stride must fit 32 bits
+    if x.numel() >= 2**31 - MAX_BLOCKS * THREADS:   # index plus stride must fit 32 bits
         raise ValueError(f"reduce_sum_cuda: x has {x.numel()} numbers, expected fewer than "
-                         f"2^31 - {MOST * THREADS}; reduce_sum takes more")
+                         f"2^31 - {MAX_BLOCKS * THREADS}; reduce_sum takes more")
     if kernel in BY_FOUR and x.data_ptr() % 16:
         raise ValueError(f"{kernel}: x begins at address {x.data_ptr():#x}, expected a multiple of "
                          f"16 bytes; x.clone() begins at one")
@@ -102,11 +102,11 @@ def block_sums(x, kernel):                          # (...) -> (P,)
     """One pass of reduce_sum_cuda: a sum a block; or the total, where the blocks share one."""
     blocks = triton.cdiv(x.numel(), THREADS)
     if kernel in BY_FOUR:
-        blocks = min(triton.cdiv(x.numel(), 4 * THREADS), MOST)
+        blocks = min(triton.cdiv(x.numel(), 4 * THREADS), MAX_BLOCKS)
     P = 1 if kernel == "sum_atomic_cuda" else max(blocks, 1)
     partial = x.new_zeros(P)                        # (P,)
     if blocks:
-        shared = THREADS * x.element_size() * (kernel in LADDER[:2])
+        shared = THREADS * x.element_size() if kernel in LADDER[:2] else 0
         KERNELS.get(kernel)(blocks, THREADS, (x, partial, x.numel()), shared_mem=shared)
     return partial
 

@@ -22,9 +22,9 @@ __all__ = ["matmul", "matmul_cuda", "matmul_torch"]
 
 KERNELS = simulator.RawModule(Path(__file__).with_suffix(".cu"))
 TILE = 32               # as in the .cu
-FEW = 4                 # float32: with at most this many rows of a, k04's kernel is used
+MAX_NAIVE_ROWS = 4      # float32: with at most this many rows of a, k04's kernel is used
 GROUP = 8               # rows of tiles in a group
-ENOUGH = 100            # tiles, at least: most of an H200's 132 SMs get one
+MIN_TILES = 100         # so most of an H200's 132 SMs get one
 
 # BM, BN, BK, warps, stages by bytes of a number. Chosen from what Triton makes of them for Hopper
 # (see shipped: no spills, wgmma from 64 rows on), not from times.
@@ -99,11 +99,11 @@ def matmul_tiled_triton(a, w, c, M, N, K, a_row, a_k, w_row, w_k,
 
 def configuration(M, N, itemsize):
     """Tile, warps and stages for matmul_tiled_triton: the largest tile that M fills by more than
-    half and of which there are ENOUGH, otherwise the smallest."""
+    half and of which there are MIN_TILES, otherwise the smallest."""
     *larger, smallest = TILES[itemsize]
     BM, BN, BK, warps, stages = next(
         (tile for tile in larger
-         if tile[0] < 2 * M and triton.cdiv(M, tile[0]) * triton.cdiv(N, tile[1]) >= ENOUGH),
+         if tile[0] < 2 * M and triton.cdiv(M, tile[0]) * triton.cdiv(N, tile[1]) >= MIN_TILES),
         smallest)
     return {"BM": BM, "BN": BN, "BK": BK, "GROUP": GROUP, "num_warps": warps, "num_stages": stages}
 
@@ -114,13 +114,13 @@ def matmul(a, w):                                   # (M, K), (N, K) -> (M, N)
 
     float32 (IEEE products, not TF32), float16 or bfloat16, all with fp32 sums. Without tensor
     cores, threads read single numbers from shared memory, and without bank conflicts only if
-    numbers of one k are neighbours. So float32 is transposed first, into new memory. For up to FEW
-    rows that does not pay, and k04's kernel is used.
+    numbers of one k are neighbours. So float32 is transposed first, into new memory. For up to
+    MAX_NAIVE_ROWS rows that does not pay, and k04's kernel is used.
     """
     check(a, w, torch.float32, torch.float16, torch.bfloat16)
     M, K = a.shape
     N = len(w)
-    if a.dtype == torch.float32 and M <= FEW:
+    if a.dtype == torch.float32 and M <= MAX_NAIVE_ROWS:
         return matmul_few_rows(a, w)
     c = a.new_empty(M, N)                           # (M, N)
     if K == 0:

@@ -22,7 +22,7 @@ KERNELS = simulator.RawModule(Path(__file__).with_suffix(".cu"))
 THREADS = 256           # a block of the CUDA kernels, one a row
 FITS = 12_000           # longest row in shared memory: 48 KB a block, on every GPU
 BLOCK = 4096            # columns that softmax_online_triton takes at a time
-LONGEST = 32_768        # longest row in registers: 64 in each thread of 16 warps
+MAX_ROW = 32_768        # longest row in registers: 64 in each thread of 16 warps
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)       # as -FLT_MAX in the .cu
 
 
@@ -94,7 +94,7 @@ def softmax(x):                                     # (R, C) -> (R, C)
     check(x, torch.float32, torch.float16, torch.bfloat16)
     R, C = x.shape
     y = torch.empty_like(x)                         # (R, C)
-    if x.numel() and C <= LONGEST:
+    if x.numel() and C <= MAX_ROW:
         width = triton.next_power_of_2(C)
         warps = min(max(width // 1024, 4), 16)
         softmax_fused_triton[(R,)](x, y, C, BLOCK=width, num_warps=warps)

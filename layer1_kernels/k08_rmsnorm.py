@@ -26,7 +26,7 @@ __all__ = ["add_rmsnorm", "add_rmsnorm_cuda", "add_rmsnorm_torch", "layernorm", 
 KERNELS = simulator.RawModule(Path(__file__).with_suffix(".cu"))
 THREADS = 256           # a block of the CUDA kernels, one a row
 FITS = 12_000           # longest row in shared memory: 48 KB a block, on every GPU
-LONGEST = 32_768        # longest row in registers: 64 in each thread of 16 warps
+MAX_ROW = 32_768        # longest row in registers: 64 in each thread of 16 warps
 BLOCK = 4096            # columns that the kernels for longer rows take at a time
 FLOATS = torch.float32, torch.float16, torch.bfloat16
 
@@ -182,7 +182,7 @@ def layernorm_loop_triton(x, w, b, y, C, eps, BLOCK: tl.constexpr):
 
 def plan(C, whole, loop):
     """The kernel for rows of C numbers, `whole` or `loop`, and how to compile it."""
-    if C > LONGEST:
+    if C > MAX_ROW:
         return loop, {"BLOCK": BLOCK, "num_warps": 8}
     width = triton.next_power_of_2(C)
     return whole, {"BLOCK": width, "num_warps": min(max(width // 1024, 4), 16)}

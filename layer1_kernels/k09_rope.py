@@ -24,7 +24,7 @@ __all__ = ["rope", "rope_and_cache", "rope_and_cache_torch", "rope_cuda", "rope_
 KERNELS = simulator.RawModule(Path(__file__).with_suffix(".cu"))
 PAIRS = 1024            # of a program of rope_triton: 16 a thread of 2 warps
 WIDEST = 16_384         # D
-MOST = 2**31 - 1        # programs of a launch
+MAX_PROGRAMS = 2**31 - 1    # of a launch
 
 
 # ---- by the formula
@@ -281,9 +281,9 @@ def check(op, dtypes, cos, sin, positions, **arrays):
         check_strides(op, name, x)
     T, _, D = q.shape
     heads = sum(x.shape[1] for x in arrays.values())
-    if D % 2 or D > WIDEST or T * max(heads, 1) > MOST:
+    if D % 2 or D > WIDEST or T * max(heads, 1) > MAX_PROGRAMS:
         raise ValueError(f"{op}: {T} tokens with {heads} heads of {D} numbers, expected an even "
-                         f"number up to {WIDEST}, and at most {MOST} heads in all")
+                         f"number up to {WIDEST}, and at most {MAX_PROGRAMS} heads in all")
     for name, table in (("cos", cos), ("sin", sin)):
         expect(op, name, table, (len(cos), D // 2), torch.float32, q.device)
     expect(op, "positions", positions, (T,), torch.int64, q.device)

@@ -27,7 +27,7 @@ __all__ = ["dequantize_weight", "quantize_weight", "quantized_matmul", "quantize
 
 KERNELS = simulator.RawModule(Path(__file__).with_suffix(".cu"))
 WARPS = 4               # of a block of the CUDA kernels, one a row of w
-ENOUGH = 264            # programs: two for each of the 132 SMs of an H200
+MIN_PROGRAMS = 264      # two for each of the 132 SMs of an H200
 LARGEST = 2**31 - 2**19     # size: indices have 32 bits, and the last split may pass a row's end
 
 # Rows of w and packed bytes of each that a program of the GEMV takes at a time; warps, stages.
@@ -226,8 +226,8 @@ def quantized_tiled_triton(x, packed, scales, y, T, N, K, row, groups, span, BIT
 def configuration(T, N, row, itemsize):
     """-> (constexprs, warps and stages; programs; splits; span) for T rows of x.
 
-    If y has fewer than ENOUGH tiles, K is split, at most into one step of BB bytes each. The result
-    depends only on the sizes, so the same call always gives the same bits.
+    If y has fewer than MIN_PROGRAMS tiles, K is split, at most into one step of BB bytes each. The
+    result depends only on the sizes, so the same call always gives the same bits.
     """
     if T == 1:
         meta = dict(GEMV)
@@ -239,7 +239,7 @@ def configuration(T, N, row, itemsize):
                 "num_stages": stages}
         programs = triton.cdiv(T, BT) * triton.cdiv(N, BN)
     steps = triton.cdiv(row, meta["BB"])
-    each = triton.cdiv(steps, triton.cdiv(ENOUGH, programs))    # steps of a split
+    each = triton.cdiv(steps, triton.cdiv(MIN_PROGRAMS, programs))      # steps of a split
     return meta, programs, triton.cdiv(steps, each), each * meta["BB"]
 
 

@@ -34,7 +34,7 @@ LARGEST = 2**31 - 2**16     # sizes: the kernels count with 32 bits, a last tile
 # spills, wgmma from 64 rows on), not from times. Blocks of scales need registers for two sums.
 TILES = [(128, 128, 128, 8, 3), (64, 128, 128, 4, 3), (16, 64, 128, 4, 3)]
 TILES_OF_ROWS = [(128, 256, 128, 8, 3), *TILES]     # the first has no room on sm_89
-ENOUGH = 100            # tiles: most of the 132 SMs of an H200 get one
+MIN_TILES = 100         # so most of the 132 SMs of an H200 get one
 
 
 # ---- by the book
@@ -233,14 +233,14 @@ def promoted_sum(parts, bits, every):               # (S, M, N) -> (M, N)
 
 def configuration(M, N, tiles, room):
     """The arguments of a kernel that say how: those of the largest tile that M fills by more than
-    half and of which there are ENOUGH, else those of the smallest.
+    half and of which there are MIN_TILES, else those of the smallest.
 
     room: bytes of shared memory that a block can have
     """
     *larger, smallest = tiles
     BM, BN, BK, warps, stages = next(
         (tile for tile in larger
-         if tile[0] < 2 * M and triton.cdiv(M, tile[0]) * triton.cdiv(N, tile[1]) >= ENOUGH
+         if tile[0] < 2 * M and triton.cdiv(M, tile[0]) * triton.cdiv(N, tile[1]) >= MIN_TILES
          and (tile[0] + tile[1]) * tile[2] * tile[4] <= room), smallest)
     return {"BM": BM, "BN": BN, "BK": BK, "ROWS": ROWS_OF_TILES, "num_warps": warps,
             "num_stages": stages}

@@ -77,8 +77,9 @@ def kernels(back_end, desk=None):
     PyTorch's fill in for kernels that a student edition does not have.
     """
     if back_end == "mine":
-        own = {name: lab.own(lesson, name, desk) for name, lesson in LESSONS.items()}
-        return Kernels(**{name: own.get(name) or pick(name, module, ("",))
+        candidates = {name: lab.candidate_function(lesson, name, desk)
+                      for name, lesson in LESSONS.items()}
+        return Kernels(**{name: candidates.get(name) or pick(name, module, ("",))
                           for name, module in (LESSONS | GIVEN).items()})
     if back_end not in SUFFIX:
         raise ValueError(f"kernels: {back_end!r}, expected {', '.join(SUFFIX)} or mine")

@@ -35,7 +35,7 @@ from layer2_graph.config import (
 )
 from layer2_graph.cpu.kernels import (
     cpu_kernels,
-    settle,
+    one_block,
 )
 from layer2_graph.cpu.llama import (
     CpuLlama,
@@ -231,7 +231,7 @@ from layer2_graph.g14_megakernel import (
 from layer2_graph.g15_qat import (
     GRIDS,
     LEAST_SCALE,
-    LONGEST,
+    MAX_NORM,
     Grid,
     PackedMatrix,
     Round,
@@ -284,7 +284,7 @@ __all__ = [
     "GRIDS",
     "LEAST_SCALE",
     "LEVELS",
-    "LONGEST",
+    "MAX_NORM",
     "SHRINK",
     "Batch",
     "Box",
@@ -457,7 +457,7 @@ __all__ = [
     "schedule",
     "schemes",
     "searched_scales",
-    "settle",
+    "one_block",
     "share_equal",
     "short_convolution",
     "side_by_side",

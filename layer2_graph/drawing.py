@@ -81,7 +81,7 @@ def plain(label):
 def letters(label):
     """How many columns a text takes: East Asian wide letters two, combining marks none."""
     return sum(0 if unicodedata.combining(c) else
-               1 + (unicodedata.east_asian_width(c) in "WF") for c in label)
+               2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in label)
 
 
 def kind(box):

@@ -278,7 +278,7 @@ def blank_step(rows, pages, device):
 
 def first_rows(buffers, size):
     """The first `size` rows of the buffers as a Batch of views."""
-    return Batch(*(x[:size + (x is buffers.cu_q)] for x in buffers))
+    return Batch(*(x[:size + 1 if x is buffers.cu_q else size] for x in buffers))
 
 
 def with_ops(model, ops):

@@ -41,7 +41,7 @@ def float_levels(exponent: int, mantissa: int, largest: float) -> tuple[float, .
     """
     bias = 2 ** (exponent - 1) - 1
     steps = 2 ** mantissa
-    values = ((m + steps * (e > 0)) / steps * 2.0 ** (max(e, 1) - bias)
+    values = ((m + steps if e else m) / steps * 2.0 ** (max(e, 1) - bias)
               for e in range(2 ** exponent) for m in range(steps))
     return tuple(value for value in values if value <= largest)
 

@@ -24,13 +24,13 @@ from layer2_graph.g07_weight_quantization import (
     unpack,
 )
 
-__all__ = ["GRIDS", "Grid", "LEAST_SCALE", "LONGEST", "PackedMatrix", "Round", "ShadowLlama",
+__all__ = ["GRIDS", "Grid", "LEAST_SCALE", "MAX_NORM", "PackedMatrix", "Round", "ShadowLlama",
            "Student", "as_half", "export", "fake_quantise", "on_grid", "restored",
            "searched_scales"]
 
 GRIDS = {"int4": (-7, 7), "2 bits": (-2, 1), "ternary": (-1, 1)}     # (low, top)
 LEAST_SCALE = 1e-5      # fp16 keeps it; a scale of 0 or below would turn its group's signs
-LONGEST = 1.0           # of all gradients together, in a step
+MAX_NORM = 1.0          # of all gradients together, in a step
 
 
 # ---- predictions
@@ -178,14 +178,14 @@ class Student(ShadowLlama):
     def step(self, tokens: Tensor) -> float:                    # (B, T + 1) -> the loss before it
         """One step of training on these tokens.
 
-        Gradients longer than LONGEST, all together, are made that long. Afterwards no scale is
+        Gradients longer than MAX_NORM, all together, are made that long. Afterwards no scale is
         below LEAST_SCALE.
         """
         # exercise: gradients of this step alone, not too long; the optimiser's step; the scales
         self.optimiser.zero_grad()
         loss = self.loss(tokens)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.trained(), LONGEST)
+        torch.nn.utils.clip_grad_norm_(self.trained(), MAX_NORM)
         self.optimiser.step()
         self.steps += 1
         for scales in self.scales.values():

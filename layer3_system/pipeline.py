@@ -152,7 +152,7 @@ def play(schedules: Sequence[Schedule], needs: Callable[[str, int, int, int], li
                                      for lane in lanes if lane))
         for action in ready:
             i = action[1] % p
-            start = max([free[i], *(times[need][1] + message * (need[1] % p != i)
+            start = max([free[i], *(times[need][1] + (message if need[1] % p != i else 0)
                                     for need in waits(action))])
             free[i] = start + cost[action[0]] / chunks
             times[action] = start, free[i]
@@ -178,7 +178,8 @@ def bubble(times: Times, p: int) -> float:
 def peak_kept(schedule: Schedule) -> int:
     """The most micro-batches, of one chunk each, whose activations a rank keeps at a time."""
     release = "W" if any(kind == "W" for kind, *_ in schedule) else "B"
-    return max(accumulate((kind == "F") - (kind == release) for kind, *_ in schedule), default=0)
+    steps = {"F": 1, release: -1}
+    return max(accumulate(steps.get(kind, 0) for kind, *_ in schedule), default=0)
 
 
 # ---- further schedules

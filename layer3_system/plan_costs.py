@@ -51,7 +51,7 @@ def stage_layers(model: Architecture, pp: int, i: int) -> range:
     as many."""
     size, rest = divmod(model.shape.L + 2, pp)
     begin = i * size + min(i, rest)
-    end = begin + size + (i < rest)
+    end = begin + size + 1 if i < rest else begin + size
     return range(max(begin - 1, 0), min(end - 1, model.shape.L))
 
 

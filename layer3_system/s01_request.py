@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Detokenizer", "Request", "RequestError", "SamplingParams", "StopStrings",
            "finish_reason", "logprobs_of", "sample_rows", "uniform"]
 
-WHOLE = 4               # bytes of the longest UTF-8 character, so the most tokens one can take
+UTF8_BYTES = 4          # of the longest UTF-8 character, so the most tokens one can take
 BEFORE = 6              # last tokens of the prompt: they decide how the first word is written
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 
@@ -197,7 +197,7 @@ class Detokenizer:
     def __init__(self, decode: Callable[[list[int]], str], prompt: list[int]):
         """decode: [token] -> text    prompt: [token]; a character begun there belongs to it"""
         begin = max(len(prompt) - BEFORE, 0)
-        inside = [at for at in range(begin, max(begin - WHOLE, -1), -1)
+        inside = [at for at in range(begin, max(begin - UTF8_BYTES, -1), -1)
                   if not decode(prompt[at:]).startswith(BROKEN)]    # begins with a whole character
         self.decode = decode
         self.tokens = list(prompt[inside[0] if inside else begin:])
@@ -212,13 +212,14 @@ class Detokenizer:
         """The text to show after one more token; "" while a character is incomplete.
 
         If the decoded text ends with BROKEN, a byte may be missing: nothing is shown. But once
-        WHOLE or more tokens have come after the first `whole`, all but the last character is shown.
+        UTF8_BYTES or more tokens have come after the first `whole`, all but the last character is
+        shown.
         """
         # exercise: decode and return what is new; if the text is complete, drop the older tokens
         self.tokens.append(token)
         text = self.decode(self.tokens)
         if text.endswith(BROKEN):
-            end = self.shown if len(self.tokens) - self.whole < WHOLE else len(text) - 1
+            end = self.shown if len(self.tokens) - self.whole < UTF8_BYTES else len(text) - 1
             piece = text[self.shown:end]
             self.shown = end
             return piece

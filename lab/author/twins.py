@@ -2,6 +2,7 @@
 
 import ast
 import copy
+import functools
 import symtable
 
 from lab import stub
@@ -92,6 +93,39 @@ def extracted(text):
     return ast.unparse(ast.fix_missing_locations(tree))
 
 
+TUPLES = """
+def in_tuples(x):
+    return tuple(map(in_tuples, x)) if type(x) in (list, tuple) else x
+"""
+NUMBERS = """
+def in_numpy(x):
+    import numpy
+    if type(x) in (list, tuple):
+        return type(x)(map(in_numpy, x))
+    if type(x) is int and abs(x) < 2**63:
+        return numpy.int64(x)
+    return numpy.float64(x) if type(x) is float else x
+"""
+
+
+def converted(text, conversion):
+    """A function that returns what `conversion`, a text of a function, makes of what it returned;
+    None as with `extracted`, and where it returns nothing."""
+    tree, function = parsed(text)
+    if extracted(text) is None:
+        return None
+    convert, = ast.parse(conversion).body
+    inner = {id(node) for part in ast.walk(function)
+             if part is not function and isinstance(part, (*DEFINITION, ast.Lambda))
+             for node in ast.walk(part)}
+    answers = [node for node in ast.walk(function) if isinstance(node, ast.Return)
+               and node.value is not None and id(node) not in inner]
+    for node in answers:
+        node.value = ast.Call(ast.Name(convert.name, ast.Load()), [node.value], [])
+    tree.body.insert(0, convert)
+    return ast.unparse(ast.fix_missing_locations(tree)) if answers else None
+
+
 def call_of(function):
     """A call of a function with its own arguments."""
     own = function.args
@@ -105,10 +139,13 @@ def call_of(function):
 def parsed(text):
     """(the tree of an exercise's text, the function in it)."""
     tree = ast.parse(text)
-    function = tree.body[0]
+    function = tree.body[-1]            # above it are the helpers of earlier styles
     while isinstance(function, ast.ClassDef):
         function = next(node for node in function.body if isinstance(node, DEFINITION))
     return tree, function
 
 
-STYLES = {"locals renamed": renamed, "a helper extracted": extracted}
+STYLES = {"locals renamed": renamed,
+          "tuples for lists": functools.partial(converted, conversion=TUPLES),
+          "NumPy's numbers": functools.partial(converted, conversion=NUMBERS),
+          "a helper extracted": extracted}

@@ -358,7 +358,7 @@ class Desk:
             thing = getattr(thing, part)
         return thing
 
-    def own(self, lesson, name):
+    def candidate_function(self, lesson, name):
         """A public function of a lesson as the desk has it, if all exercises that it needs have
         passed; None if one has not, or if it needs no exercise."""
         needed = lesson.reached(name)

@@ -52,8 +52,8 @@ def mine(name):
     return Desk.find().mine(exercise)
 
 
-def own(lesson, name, desk=None):
-    """A lesson's public function with the learner's kernels in it: own("k07_softmax", "softmax").
+def candidate_function(lesson, name, desk=None):
+    """A lesson's public function with the learner's kernels in it, such as softmax of k07_softmax.
 
     None where an exercise that it needs has not passed on this version of the course. desk: its
     folder; None finds it.
@@ -61,7 +61,7 @@ def own(lesson, name, desk=None):
     from lab.desk.desk import Desk
 
     there = {each.id: each for each in course.lessons()}    # an edition may have fewer
-    return Desk.find(desk).own(there[lesson], name) if lesson in there else None
+    return Desk.find(desk).candidate_function(there[lesson], name) if lesson in there else None
 
 
 def is_kernel(exercise):
@@ -274,16 +274,16 @@ def remember(info):
 
 def executed(exercise):
     """(text of the last cell run that defines the exercise or None, texts of the others)."""
-    own = None
+    answer = None
     others = []
     for raw in reversed(CELLS):
         language, text = ipynb.language_and_text(raw) or ("", "")
         cuda = language == "cuda"
-        if own is None and cuda == (exercise.language == "cuda") and defines(text, exercise):
-            own = text
+        if answer is None and cuda == (exercise.language == "cuda") and defines(text, exercise):
+            answer = text
         elif language == "python":
             others.append(text)
-    return own, others
+    return answer, others
 
 
 def defines(text, exercise):

@@ -95,7 +95,8 @@ class PYTHON:
         try:
             stub.read(("if 1:\n" if pad else "") + "\n".join(rows), "python")
         except SyntaxError as error:
-            return max((error.lineno or 1) - bool(pad), 1), error.msg
+            line = (error.lineno or 1) - (1 if pad else 0)      # without the line put above it
+            return max(line, 1), error.msg
         except ValueError as error:
             return 1, str(error)
         return None

@@ -52,14 +52,14 @@ def is_kernel(exercise):
     return "@triton.jit" in text
 
 
-def pristine(lesson, candidate):
+def launchers(lesson, candidate):
     """The lesson's Python for the process that runs the kernels: the course's own launchers; for an
     exercise in Python the course's solution where the learner tried it, else the stub."""
     text = lesson.stubs["python"]
     for exercise in lesson.exercises:
         if exercise.language == "python" and not is_kernel(exercise) and tried(exercise, candidate):
-            own = stub.extract(lesson.sources["python"], exercise.name, "python")
-            text = stub.splice(text, own, "python").text
+            answer = stub.extract(lesson.sources["python"], exercise.name, "python")
+            text = stub.splice(text, answer, "python").text
     return text
 
 
@@ -118,8 +118,8 @@ class Sandbox(Place):
         self.lesson = lesson
         self.candidate = candidate
         self.user = user
-        self.own = tempfile.TemporaryDirectory(dir=folder)
-        Path(self.own.name).chmod(0o755)
+        self.files = tempfile.TemporaryDirectory(dir=folder)
+        Path(self.files.name).chmod(0o755)
         self.tree = lay_out(lesson, folder)
         self.boxes = {}
         self.compilers = {}
@@ -139,9 +139,9 @@ class Sandbox(Place):
     def subject(self, lesson, candidate, test, reference):
         if is_kernel(test.stash[EXERCISE]):         # no learner's code in it: one for all tests
             self.kernels = proxy = self.kernels or Subject(
-                lambda: self.child("pristine"), reference, self.compile)
+                lambda: self.child("kernels"), reference, self.compile)
         else:
-            proxy = Guarded(lambda: self.child("own"), reference)
+            proxy = Guarded(lambda: self.child("candidate"), reference)
             proxy.walls = self.level != "limits"
         try:
             yield proxy
@@ -155,27 +155,27 @@ class Sandbox(Place):
     def pace(self, lesson, candidate):
         """The learner's side, too, is the course's Python: only compiled kernels are the learner's.
         """
-        mine = Subject(lambda: self.child("device"), compiler=self.compile)
+        measured = Subject(lambda: self.child("device"), compiler=self.compile)
         try:
-            with running(lesson, lesson.sources, on_device=True) as own:
-                yield mine, own
+            with running(lesson, lesson.sources, on_device=True) as reference:
+                yield measured, reference
         finally:
-            mine.close()
-            if mine.stopped:
+            measured.close()
+            if measured.stopped:
                 self.renew()
 
     def child(self, kind):
-        """A process with the learner's text ("own"), or with the course's Python and the learner's
-        CUDA C: in the simulator ("pristine") or on the GPU ("device")."""
+        """A process with the learner's text ("candidate"), or with the course's Python and the
+        learner's CUDA C: in the simulator ("kernels") or on the GPU ("device")."""
         sources = dict(self.candidate.sources)
         python = self.lesson.id + ".py"
         on_device = kind == "device"
         modules = preload(self.lesson, on_device)
         request = {"floor": self.lesson.floor, "lesson": self.lesson.id, "shapes": False,
                    "simulator": "lab.remote.warmup" in modules}
-        if kind != "own":
+        if kind != "candidate":
             request["shown"] = {f"{INSIDE}/{self.lesson.floor}/{python}": sources["python"]}
-            sources["python"] = pristine(self.lesson, self.candidate)
+            sources["python"] = launchers(self.lesson, self.candidate)
         folder, box = self.box(kind, sources)
         request |= {"folder": folder, "box": box.request()}
         try:
@@ -190,7 +190,7 @@ class Sandbox(Place):
     def box(self, kind, sources):
         """(folder of the tree as the child sees it, the box)."""
         if kind not in self.boxes:
-            tree = self.held_tree or self.tree if kind == "own" else self.tree
+            tree = self.held_tree or self.tree if kind == "candidate" else self.tree
             texts = dict(self.candidate.earlier) if tree == self.held_tree else {}
             texts |= {place(self.lesson, language): text for language, text in sources.items()}
             if self.level == "limits":
@@ -199,13 +199,13 @@ class Sandbox(Place):
             binds = {INSIDE: tree, str(ROOT / "lab"): ROOT / "lab"}
             binds |= {f"{INSIDE}/{name}": ROOT / name for name in self.whole(tree)}
             for name, text in texts.items():
-                file = Path(self.own.name, f"{kind}-{name.replace('/', '-')}")
+                file = Path(self.files.name, f"{kind}-{name.replace('/', '-')}")
                 file.write_text(text, "utf-8")
                 file.chmod(0o644)
                 binds[f"{INSIDE}/{name}"] = file
             if kind == "device":
                 binds |= {node: node for node in gpu_nodes()}
-            box = Box(self.level, binds, self.user, self.lesson.ranks and kind == "own")
+            box = Box(self.level, binds, self.user, self.lesson.ranks and kind == "candidate")
             self.boxes[kind] = INSIDE, box
         return self.boxes[kind]
 
@@ -217,7 +217,7 @@ class Sandbox(Place):
     def unboxed(self, tree, texts):
         """The folder of the tree where there is no box. Every user may read it: where we are root,
         the learner's code runs as another."""
-        folder = Path(self.held.enter_context(tempfile.TemporaryDirectory(dir=self.own.name)))
+        folder = Path(self.held.enter_context(tempfile.TemporaryDirectory(dir=self.files.name)))
         shutil.copytree(tree, folder, dirs_exist_ok=True)           # with the tree's mode
         for name in self.whole(tree):
             (folder / name).rmdir()                                 # where a box mounts it
@@ -234,7 +234,7 @@ class Sandbox(Place):
         if key not in self.compiled:
             what, *arguments = wire.unpack(tree, buffers)
             if what not in self.compilers:
-                self.compilers[what] = Compiler(lambda: self.child("own"),
+                self.compilers[what] = Compiler(lambda: self.child("candidate"),
                                                 patience=COMPILING / SECONDS)
             try:
                 self.compiled[key] = self.compilers[what].compile(what, *arguments)
@@ -275,7 +275,7 @@ class Sandbox(Place):
     def close(self):
         self.renew()
         self.held.close()
-        self.own.cleanup()
+        self.files.cleanup()
 
 
 class Boxed(Subject):

@@ -89,12 +89,12 @@ def with_own(lesson, candidate, exercise, others):
     names where it cannot be read."""
     language = exercise.language
     text = candidate.sources[language]
-    own = lesson.sources[language]
+    reference = lesson.sources[language]
     names = []
     try:
         for name in (e.name for e in others):
-            if stub.normalised(text, name, language) != stub.normalised(own, name, language):
-                text = stub.splice(text, stub.extract(own, name, language), language).text
+            if stub.normalised(text, name, language) != stub.normalised(reference, name, language):
+                text = stub.splice(text, stub.extract(reference, name, language), language).text
                 names.append(name)
     except (SyntaxError, ValueError):
         return candidate, []

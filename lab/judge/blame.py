@@ -50,8 +50,8 @@ def misused(error, subject):
 
 
 def told(doubt, message, reference):
-    """The message of a fail. message: what it was before; own: the calls of the course's own in
-    the same test, None where its answers are not given."""
+    """The message of a fail. message: what it was before; reference: the calls of the course's
+    own answer in the same test, None where its answers are not given."""
     error = doubt.error
     if isinstance(error, Raised) and error.kind == "unsupported":
         used = re.search("`([^`]+)`", error.text)

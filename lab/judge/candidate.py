@@ -30,8 +30,8 @@ def reference(lesson):
 
 def told(candidate, language, line):
     """A line in words, "line 2", as the learner knows it."""
-    own = place(candidate, language, line) or line
-    return own if isinstance(own, str) else f"line {own}"
+    where = place(candidate, language, line) or line
+    return where if isinstance(where, str) else f"line {where}"
 
 
 def place(candidate, language, line):

@@ -14,7 +14,7 @@ from lab.judge.isolate import Place, cuda_kernels
 from lab.judge.observer import Observer
 from lab.judge.plugin import CANDIDATE, EXERCISE, OBSERVED, RATIO, SEED, NotProvenHere
 from lab.judge.subject import Subject
-from lab.judge.tape import Recorded, Replayed, read, value
+from lab.judge.tape import Recorded, ReplayChild, read, value
 
 
 def under_test(request):
@@ -32,12 +32,13 @@ def subject(request):
     lesson, candidate, place = under_test(request)
     with contextlib.ExitStack() as stack:
         @functools.cache
-        def own():                  # started only when asked
+        def the_reference():        # started only when asked
             if not lesson.answered:
                 return Recorded(lesson)
             return stack.enter_context(place.reference_for_limits(lesson, request.node))
 
-        proxy = stack.enter_context(place.subject(lesson, candidate, request.node, own))
+        proxy = stack.enter_context(place.subject(lesson, candidate, request.node,
+                                                  the_reference))
         proxy.calls.clear()         # of an earlier test: in a sandbox several share a process
         observed = request.config.stash.get(OBSERVED, None)
         if observed is not None:
@@ -53,7 +54,7 @@ def reference_fixture(request):
     if not lesson.answered:
         @functools.cache            # one for both kinds of process: the answers lie in one order
         def recorded():
-            return Replayed(read(lesson)["answers"].get(request.node.name, ()))
+            return ReplayChild(read(lesson)["answers"].get(request.node.name, ()))
 
         yield Subject(recorded, cuda=(cuda_kernels(lesson.sources.get("cuda", "")), recorded))
         return
@@ -81,10 +82,10 @@ def pace(request):
     if not lesson.answered:
         raise NotProvenHere("speed is compared with the course's own kernel, which this edition "
                             "does not have")
-    with place.pace(lesson, candidate) as (mine, own):
+    with place.pace(lesson, candidate) as sides:
         def compare(name, *arguments):
             seed = request.config.stash.get(SEED, 0)
-            request.node.stash[RATIO] = pacing.compare(mine, own, name, arguments, seed=seed)
+            request.node.stash[RATIO] = pacing.compare(*sides, name, arguments, seed=seed)
 
         yield compare
 

@@ -104,9 +104,9 @@ class Place:
     def pace(self, lesson, candidate):
         """A context with two Subjects on the GPU: the code under test, and the course's own."""
         with running(lesson, candidate.sources, self.warm, on_device=True,
-                     earlier=candidate.earlier) as mine, \
-                running(lesson, lesson.sources, self.warm, on_device=True) as own:
-            yield mine, own
+                     earlier=candidate.earlier) as measured, \
+                running(lesson, lesson.sources, self.warm, on_device=True) as reference:
+            yield measured, reference
 
     def truth(self, test, data):
         """What a test made with the course's own solution, in the trusted process."""

@@ -33,15 +33,15 @@ class Messages:
     def raised(self, error):
         """Of what the learner's code raised, with the learner's own line."""
         language = "cuda" if str(error.path).endswith(".cu") else "python"
-        own = error.path == self.lesson.id + SUFFIX[language]
+        in_lesson = error.path == self.lesson.id + SUFFIX[language]
         if error.type == "NotImplementedError" and ": about " in error.text:
             return f"it needs {error.text.split(':')[0]}, which is still a stub"
         if error.kind == "compile":
             return self.compiler_says(error.text)
         if error.kind is not None:
-            return self.in_own_lines(error.text, language) if own else error.text
+            return self.in_own_lines(error.text, language) if in_lesson else error.text
         text = without_fields(error.text)
-        if own and error.line:
+        if in_lesson and error.line:
             call = f"\n  in {error.call}" if error.call and error.call.arguments else ""
             return f"{error.type}: {text}{call}{self.lines_of(language, error)}"
         # another file, without the line's text: an edition may hold that back

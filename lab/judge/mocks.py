@@ -84,10 +84,12 @@ class FakeGpu:
         moved = target.nbytes + source.nbytes
         rate = self.cached if self.held == arrays else self.bandwidth
         self.held = arrays if moved <= self.cache else None
-        self.now += self.first * (self.copies == 0)
+        if not self.copies:
+            self.now += self.first
         self.enqueue(moved / rate * self.noise[self.copies % len(self.noise)])
         self.copies += 1
-        self.onto_itself += target is source
+        if target is source:
+            self.onto_itself += 1
 
     def copier(self, nbytes):
         """A function without arguments that copies nbytes; its arrays exist already."""

@@ -81,16 +81,16 @@ class GradedRun:
         submission is at fault. Answers that an edition lacks passed when it was made."""
         if not self.doubts or self.candidate.sources == self.lesson.sources:
             return
-        own = None
+        asked = None                    # the run of the course's own answer
         if self.lesson.answered:
-            own = GradedRun(self.lesson, replace(reference(self.lesson), shapes=False),
-                            self.exercises, Place(self.place.warm), self.seed,
-                            tests={doubt.test for doubt in self.doubts})
-            own.run()
+            asked = GradedRun(self.lesson, replace(reference(self.lesson), shapes=False),
+                              self.exercises, Place(self.place.warm), self.seed,
+                              tests={doubt.test for doubt in self.doubts})
+            asked.run()
         for doubt in self.doubts:
-            if own is None or doubt.test in own.passes:
+            if asked is None or doubt.test in asked.passes:
                 before = self.outcomes[doubt.name][doubt.place][1]
-                message = blame.told(doubt, before, own and own.calls[doubt.test])
+                message = blame.told(doubt, before, asked and asked.calls[doubt.test])
                 self.outcomes[doubt.name][doubt.place] = "fail", message
                 self.causes[doubt.name] = blame.BLAMED
 

@@ -171,8 +171,8 @@ def within(subject, question, seconds, slack):
     """The outcome of a question; asked again where the reference is as slow."""
     outcome = subject._on_ranks(question, seconds, slack)
     if subject._reference is not None and outcome.get("fault", [""])[0] == "endless":
-        own = subject._reference()._on_ranks(question, seconds * slack, slack)
-        longer = slack * own["seconds"]
+        reference = subject._reference()._on_ranks(question, seconds * slack, slack)
+        longer = slack * reference["seconds"]
         if longer > seconds:
             return ask(subject, question, longer, slack)
     return outcome
@@ -235,8 +235,9 @@ def check_inputs(subject, question, outcome, limit):
     allowed = subject._changeable.get(question.name, set())
     if subject._reference is None or not set().union(*suspects) - allowed:
         return
-    own = subject._reference()._on_ranks(question, limit, 1)
-    allowed = allowed.union(*(changes(question, own) if "changed" in own else suspects))
+    reference = subject._reference()._on_ranks(question, limit, 1)
+    allowed = allowed.union(*(changes(question, reference) if "changed" in reference
+                              else suspects))
     subject._changeable[question.name] = allowed
     for rank, rows in enumerate(suspects):
         if wrong := rows - allowed:

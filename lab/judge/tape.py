@@ -45,7 +45,7 @@ class ReferenceTape:
     def child(self, fixture, test):
         """What a Subject starts, so that this tape records it."""
         log = self.graded if fixture == "subject" else self.asked.setdefault(test, [])
-        return lambda *request: Overheard(log, *request)
+        return lambda *request: RecordingChild(log, *request)
 
     def data(self):
         """The recording, as data."""
@@ -84,7 +84,7 @@ class Taped(Place):
         return value(frame)             # as the edition will have it
 
 
-class Overheard(Child):
+class RecordingChild(Child):
     """A child whose exchanges are recorded."""
 
     def __init__(self, log, *request):
@@ -115,7 +115,7 @@ class Tapped:
         return getattr(self.connection, name)
 
 
-class Replayed:
+class ReplayChild:
     """Stands in for a child and gives the answers that were recorded for a test."""
 
     flooded = False

@@ -31,8 +31,10 @@ def counts(launch):
         for what, c in memory.items():
             space, op = what.split()
             if space == "global":
-                row["bytes loaded"] += c["bytes"] * (op != "store")
-                row["bytes stored"] += c["bytes"] * (op != "load")
+                if op != "store":
+                    row["bytes loaded"] += c["bytes"]
+                if op != "load":
+                    row["bytes stored"] += c["bytes"]
                 row["requests"] += c["requests"]
                 row["sectors"] += c["transactions"]
             elif space == "shared":

@@ -11,7 +11,8 @@ MESSAGES = ("send", "recv")
 def split(N, n):
     """Sizes of the n pieces into which `tensor_split` cuts N numbers: the first N mod n have one
     more."""
-    return tuple(N // n + (r < N % n) for r in range(n))
+    size, longer = divmod(N, n)
+    return (size + 1,) * longer + (size,) * (n - longer)
 
 
 def all_reduce(pieces, r, n, root):

@@ -21,7 +21,8 @@ def load_to_use(function):
         for load in {loads[name] for name in uses.reads if name in loads}:
             if load in begins:
                 distances.append(multiply_adds - begins.pop(load))
-        multiply_adds += inst.opcode == "fma"
+        if inst.opcode == "fma":
+            multiply_adds += 1
         for name in uses.writes:
             loads.pop(name, None)
         if inst.opcode in ("ld", "ldu") and "global" in inst.modifiers:

@@ -59,7 +59,7 @@ def one_number(name, mode, *numbers):
             return plain                                    # zero keeps its sign, NaN below
         square = Fraction(float(plain))**2
         exact = Fraction(numbers[0])
-        return stepped(float(plain), (square > exact) - (square < exact), mode)
+        return stepped(float(plain), side(square, exact), mode)
     exact = FUNCTIONS[name](*map(Fraction, numbers))
     return rounded(exact, mode) if exact else exact_zero(name, mode, *numbers)
 
@@ -70,7 +70,12 @@ def rounded(exact, mode):
         near = exact.numerator / exact.denominator          # Python rounds this once, to nearest
     except OverflowError:
         near = math.inf if exact > 0 else -math.inf
-    return stepped(near, (near > exact) - (near < exact), mode)
+    return stepped(near, side(near, exact), mode)
+
+
+def side(value, exact):
+    """On which side of the exact result a value lies: 1 above, -1 below, 0 for equal."""
+    return 1 if value > exact else -1 if value < exact else 0
 
 
 def stepped(near, side, mode):

@@ -66,7 +66,7 @@ class Lanes:
                 return self.count // WARP
             rows = mask.reshape(-1, WARP).any(axis=1)
             return int(np.count_nonzero(rows)) * (self.shape[0] // mask.shape[0])
-        return int(np.count_nonzero(np.diff(self.warp_of))) + (self.count > 0)
+        return int(np.count_nonzero(np.diff(self.warp_of))) + 1 if self.count else 0
 
     @cached_property
     def present(self):

@@ -83,10 +83,15 @@ def governed(text, at):
     return rest[:end] + (governed(rest, end + other.end()) if other else "")
 
 
+def step(char, opener, closer):
+    """By how much a character changes the depth of brackets."""
+    return 1 if char == opener else -1 if char == closer else 0
+
+
 def closing(text, start, opener="(", closer=")"):
     depth = 0
     for i in range(max(start, 0), len(text)):
-        depth += (text[i] == opener) - (text[i] == closer)
+        depth += step(text[i], opener, closer)
         if depth == 0:
             return i
     return len(text)
@@ -96,7 +101,7 @@ def unmatched(line):
     """The place of a `)` that was opened on an earlier line, or None."""
     depth = 0
     for i, char in enumerate(line):
-        depth += (char == "(") - (char == ")")
+        depth += step(char, "(", ")")
         if depth < 0:
             return i
     return None
@@ -107,7 +112,7 @@ def before_brace(text):
     depth = 0
     tokens = []
     for char in text:
-        depth += (char == "{") - (char == "}")
+        depth += step(char, "{", "}")
         if depth < 0:
             break
         if depth == 0:

@@ -38,7 +38,7 @@ class Texture:
         self.normalized = normalized
         self.channels = channels
         self.read = read
-        self.dimensions = self.array.ndim - (channels > 1)
+        self.dimensions = self.array.ndim - 1 if channels > 1 else self.array.ndim
         self.on_gpu = {}                                # see cuda.py
         self.check()
         sizes = (1,) * (3 - self.dimensions) + self.array.shape[:self.dimensions]

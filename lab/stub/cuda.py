@@ -175,7 +175,10 @@ def _depths(tokens, opener):
             depth = before[-1]
         elif word == "endif" and before:
             before.pop()
-        depth += (token.text == opener) - (token.text == CLOSER[opener])
+        if token.text == opener:
+            depth += 1
+        elif token.text == CLOSER[opener]:
+            depth -= 1
         yield depth
 
 
@@ -270,7 +273,8 @@ def _parts(unit, name):
         raise ValueError(f"line {unit.line}: {name} has no comment // exercise:")
     line = unit.line + mark.line - 1
     tokens_kept = [t for t in tokens if t.start < mark.start and t.kind != "comment"]
-    conditions = sum((word in IF) - (word == "endif") for word in map(_directive, tokens_kept))
+    words = [*map(_directive, tokens_kept)]
+    conditions = sum(word in IF for word in words) - words.count("endif")
     before = [t.text for t in tokens_kept if t.kind != "directive"][-1]
     if conditions or before not in {*"{};:"}:
         raise ValueError(f"line {line}: {name} cannot be cut here, "

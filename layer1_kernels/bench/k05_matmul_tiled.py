@@ -82,7 +82,7 @@ def shipped(N=4096):
         args = dict.fromkeys("awc", "*" + name.split("_")[1]) | \
             dict.fromkeys("MNK", "i32:16") | {"M": 1 if M == 1 else "i32:16"} | \
             dict.fromkeys(("a_row", "w_row"), next_row) | dict.fromkeys(("a_k", "w_k"), next_k)
-        needs = ["wgmma"] if name.startswith("matmul") else []
+        needs = [] if dtype == torch.float32 or M == 1 else ["wgmma"]
         kernels[name] = simulator.hopper(matmul_tiled_triton, args, how, **compiling, needs=needs)
     return kernels
 

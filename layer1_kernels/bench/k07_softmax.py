@@ -9,7 +9,7 @@ import triton
 from lab import simulator
 from layer1_kernels.k07_softmax import (
     BLOCK,
-    LONGEST,
+    MAX_ROW,
     softmax,
     softmax_cuda,
     softmax_fused_triton,
@@ -57,7 +57,7 @@ def shipped():
     """What Triton makes of the public kernels for Hopper: {name: simulator.Hopper}."""
     kinds = ["*bf16", "*bf16", "i32:16"]
     return {"softmax_fused_triton": simulator.hopper(
-                softmax_fused_triton, kinds, {"BLOCK": LONGEST}, num_warps=16),
+                softmax_fused_triton, kinds, {"BLOCK": MAX_ROW}, num_warps=16),
             "softmax_online_triton": simulator.hopper(
                 softmax_online_triton, kinds, {"BLOCK": BLOCK}, num_warps=8)}
 

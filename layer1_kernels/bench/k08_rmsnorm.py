@@ -113,7 +113,7 @@ def bench(T=16_384, C=8_192):
     y = torch.empty_like(x)
     total = torch.empty_like(x)                                                 # (T, C)
 
-    def loop(kernel, *arrays):          # what rows longer than LONGEST get
+    def loop(kernel, *arrays):          # what rows longer than MAX_ROW get
         kernel[(T,)](*arrays, C, eps, BLOCK=BLOCK, num_warps=8)
         return y
 

@@ -1,5 +1,7 @@
 """Who holds which numbers in registers, how many there are, and which bits of a byte are whose."""
 
+from bisect import bisect
+
 import numpy as np
 
 from lab.plots import BLUE, GREY, INK, RED, closed
@@ -81,7 +83,7 @@ def head_tile(H, G, HEADS, half):
         axes.text(column + 0.48, -0.95, f"angle of pair {column}", ha="center", va="center",
                   fontsize=9, color="white")
     for h in range(HEADS):
-        name, colour, ink = kinds[(h >= H) + (h >= H + G)]
+        name, colour, ink = kinds[bisect((H, H + G), h)]
         head = {"q": f"head {h} of q", "k": f"head {h - H} of k"}.get(name, name)
         labels.append(f"h = {h}: {head}")
         for column in range(half):

@@ -35,8 +35,8 @@ def grid(blocks, threads, n, thread=(2, 5)):
     ragged = f"; threads with i ≥ {n} have no element" if n < blocks * threads else ""
     above.set_title(f"{blocks} blocks of {threads} threads over {n} elements{ragged}", loc="left",
                     fontsize=10, color=INK)
-    for column, t in enumerate([*range(10), threads - 1]):
-        column += t > 9                                 # a column for those that are left out
+    for t in [*range(10), threads - 1]:
+        column = min(t, 11)                             # 10 stands for those that are left out
         chosen = t == place
         below.add_patch(Rectangle((column, 0), 1, 1, fc=BLUE if chosen else "#d0d7de", ec="white",
                                   lw=1.5))

@@ -130,8 +130,8 @@ def thread_tiles(BM, BN, threads):
                     continue
                 wanted = (row in its_rows or row == -1) and (column in its_columns or column == -1)
                 fill = ("#d0d7de", BLUE) if -1 in (row, column) else ("#eaeef2", INK)
-                axes.add_patch(Rectangle((column - (column == -1), row - (row == -1)), 1, 1,
-                                         ec="white", lw=1, fc=fill[wanted]))
+                corner = (-2 if column == -1 else column, -2 if row == -1 else row)
+                axes.add_patch(Rectangle(corner, 1, 1, ec="white", lw=1, fc=fill[wanted]))
         axes.text(BN / 2, -2.2, "w_tile[k]", ha="center", va="bottom", fontsize=9, color=BLUE)
         axes.text(-2.3, BM / 2, "a_tile[k]", ha="right", va="center", fontsize=9, color=BLUE,
                   rotation=90)

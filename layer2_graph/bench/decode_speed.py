@@ -42,7 +42,7 @@ from layer1_kernels import kernels
 from layer2_graph.bench.decode_card import RECORD, table
 from layer2_graph.checkpoint import read_weights
 from layer2_graph.config import read_config
-from layer2_graph.cpu.kernels import cpu_kernels, settle
+from layer2_graph.cpu.kernels import cpu_kernels, one_block
 from layer2_graph.cpu.llama import CpuLlama
 from layer2_graph.g01_llama import Llama
 from layer2_graph.generate import continuation
@@ -134,8 +134,8 @@ def theirs(options, m, weights):
 
 ARMS = {
     "torch": partial(ours, lambda m, weights: Llama(m, weights, kernels("torch"))),
-    "host": partial(ours, lambda m, weights: settle(Llama(m, weights, cpu_kernels()))),
-    "fused": partial(ours, lambda m, weights: settle(CpuLlama(m, weights, cpu_kernels()))),
+    "host": partial(ours, lambda m, weights: one_block(Llama(m, weights, cpu_kernels()))),
+    "fused": partial(ours, lambda m, weights: one_block(CpuLlama(m, weights, cpu_kernels()))),
     "generate": partial(theirs, {}),
     "static": partial(theirs, {"cache_implementation": "static", "disable_compile": True}),
 }

@@ -30,7 +30,7 @@ from layer1_kernels import Kernels
 from layer2_graph.cpu.attention import TORCH, is_cpu_fp32, paged_attention_cpu
 from layer2_graph.g01_llama import Llama
 
-__all__ = ["cpu_kernels", "settle"]
+__all__ = ["cpu_kernels", "one_block"]
 
 CACHED = 1 << 20        # bytes of a matrix that may lie in a core's cache
 SHARE = 2 << 20         # bytes of a matrix that gains by a second thread
@@ -51,7 +51,7 @@ def cpu_kernels() -> Kernels:
                    paged_attention=paged_attention_cpu, swiglu=swiglu_cpu)
 
 
-def settle(model: Model) -> Model:
+def one_block(model: Model) -> Model:
     """Move the weights of a model on a CPU into one piece of memory, and return the model.
 
     NumPy asks Linux for large pages, 2 MB instead of 4 KB, for a piece as large as this; PyTorch

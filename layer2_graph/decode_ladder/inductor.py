@@ -72,7 +72,10 @@ def split(text):
     parts = [""]
     depth = 0
     for letter in text:
-        depth += (letter in "([") - (letter in ")]")
+        if letter in "([":
+            depth += 1
+        elif letter in ")]":
+            depth -= 1
         if letter == "," and not depth:
             parts.append("")
         else:

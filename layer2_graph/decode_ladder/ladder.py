@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from layer2_graph.cpu.kernels import cpu_kernels, settle
+from layer2_graph.cpu.kernels import cpu_kernels, one_block
 from layer2_graph.decode_ladder.decoders import Compiled, Decoder, Replayed
 from layer2_graph.decode_ladder.hugging_face import HuggingFace, their_model
 from layer2_graph.g01_llama import Llama
@@ -70,7 +70,7 @@ def ladder(model, hugging_face, sequences, room):
         Rung(GRAPH, lambda: ours(FusedLlama, Replayed),
              untimed="" if device == "cuda" else "a CPU replays a tape"),
         Rung("fused, one token by NumPy", lambda: Decoder(
-            settle(FusedLlama(m, model.weights, cpu_kernels())), sequences, room), numpy),
+            one_block(FusedLlama(m, model.weights, cpu_kernels())), sequences, room), numpy),
         Rung("Hugging Face", generate, absent),
         Rung("Hugging Face, static cache", lambda: generate(**static, disable_compile=True),
              absent),

@@ -96,7 +96,7 @@ def boxes(launches, layer):
     layer: its weights, a Layer or a MergedLayer
     """
     many = a_layer(launches)
-    start = many + (launches[0].name == "index")        # the embedding, unless it is fused
+    start = many + 1 if launches[0].name == "index" else many   # the embedding, if it is alone
     here = launches[start:start + many]
     outside = sorted({i for launch in here for i in launch.inputs if i < start}, reverse=True)
     at = {i: n for n, i in enumerate([*outside, *range(start, start + many)])}

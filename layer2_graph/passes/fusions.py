@@ -50,7 +50,8 @@ def drop_dead(module: GraphModule, ops: Kernels | None = None) -> int:
         dead = node.op in ("call_function", "get_attr") and not node.users
         if dead and not writes(node) and not draws(node):
             module.graph.erase_node(node)
-            places += node.op == "call_function"
+            if node.op == "call_function":
+                places += 1
     return places
 
 
@@ -74,7 +75,8 @@ def share_equal(module: GraphModule, ops: Kernels | None = None) -> int:
         if first.setdefault(key, node) is not node:
             node.replace_all_uses_with(first[key])
             module.graph.erase_node(node)
-            places += not shows(node.target)
+            if not shows(node.target):
+                places += 1
     return places
 
 

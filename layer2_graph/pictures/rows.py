@@ -206,7 +206,7 @@ def padded_rows(columns, B, harmless):
 
     figure, axes = plt.subplots(figsize=(7.5, 2.1), layout="constrained")
     for x, (name, values) in enumerate(columns.items()):
-        own = B + (name == "cu_q")
+        own = B + 1 if name == "cu_q" else B
         for row, value in enumerate(values):
             colour = BLUE if row < own else RED if name in harmless else PALE
             axes.add_patch(Rectangle((1.5 * x + 0.04, row + 0.06), 1.32, 0.88, fc=colour))

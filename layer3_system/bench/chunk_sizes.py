@@ -24,7 +24,7 @@ import torch
 
 from day01_roofline import take_turns
 from lab.device import cpu_model
-from layer2_graph import CpuLlama, Tokenizer, cpu_kernels, read_config, read_weights, settle
+from layer2_graph import CpuLlama, Tokenizer, cpu_kernels, one_block, read_config, read_weights
 from layer2_graph.models import SMALL
 from layer2_graph.small.corpus import stories
 from layer3_system.s01_request import SamplingParams
@@ -44,7 +44,7 @@ def small_model():
     """(model, tokenizer): the small Llama on the course's fastest kernels for a CPU, fp32."""
     m = read_config(SMALL)
     model = CpuLlama(m, read_weights(SMALL, m, torch.float32), cpu_kernels())
-    return settle(model), Tokenizer(SMALL, m)
+    return one_block(model), Tokenizer(SMALL, m)
 
 
 def texts(tokenizer, N, count):

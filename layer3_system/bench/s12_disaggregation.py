@@ -71,7 +71,8 @@ class Answers:
         for id, request in self.requests.items():
             want = right(request)
             end = len(self.tokens[id]) if id in aborted else len(want)
-            count += self.tokens[id] != want[:end] or (id not in self.reasons) != (id in aborted)
+            if self.tokens[id] != want[:end] or (id not in self.reasons) != (id in aborted):
+                count += 1
         return count
 
 

@@ -177,7 +177,8 @@ class Fleet:
     def bury(self, worker: Worker) -> None:
         """A worker has ended: start another, and see to its requests."""
         kind, number = worker
-        self.deaths += worker not in self.leaving
+        if worker not in self.leaving:
+            self.deaths += 1
         self.leaving.discard(worker)
         self.up.pop(worker, None)
         self.letters.pop(worker).put(None)

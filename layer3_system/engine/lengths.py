@@ -29,8 +29,9 @@ class StepCost(NamedTuple):
 
     def seconds(self, B: int, G: int, depth: int) -> float:
         """Of a step of B requests with G guesses, at most `depth` of one request."""
-        return (self.step + B * self.request + G * self.guess + bool(G) * self.guessing
-                + depth * (self.draft + B * self.draft_request))
+        guesses = self.guessing + G * self.guess if G else 0
+        drafts = depth * (self.draft + B * self.draft_request)
+        return self.step + B * self.request + guesses + drafts
 
 
 def best_counts(rates: Sequence[float], most: int, cost: StepCost) -> list[int]:

@@ -1,11 +1,11 @@
 """What a client asks for: a body of JSON, read to its last field. Nothing is ignored silently."""
 
 import json
-from typing import NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from layer3_system.api_error import ApiError
 from layer3_system.s01_request import SamplingParams
-from layer3_system.s08_server import boolean, to_params
+from layer3_system.s08_server import Limits, boolean, to_params
 from layer3_system.sampling_params import PASSED_THROUGH, RequestError, StructuredOutputs
 from layer3_system.server.messages import messages_of
 from layer3_system.server.tools import Tools, tool_template, tools_of
@@ -35,7 +35,7 @@ class CompletionRequest(NamedTuple):
     tools: Tools | None = None
 
 
-def read_fields(body):
+def read_fields(body: bytes) -> dict[str, Any]:
     """The fields of a request's JSON. ApiError 400 if it is not an object."""
     try:
         fields = json.loads(body.decode(), parse_constant=not_json)
@@ -50,7 +50,7 @@ def read_fields(body):
     return fields
 
 
-def refuse_halves(fields):
+def refuse_halves(fields: dict[str, Any]) -> None:
     """ApiError 400 if a text has half a character, a surrogate without its other half. JSON can
     write that and UTF-8 cannot, so no tokenizer takes it."""
     for name, value in fields.items():
@@ -63,11 +63,11 @@ def refuse_halves(fields):
                            f"surrogates not allowed", name) from None
 
 
-def not_json(word):
+def not_json(word: str) -> NoReturn:
     raise ValueError(f"{word} is not a number in JSON")
 
 
-def parse(fields, chat, limits):
+def parse(fields: dict[str, Any], chat: bool, limits: Limits) -> CompletionRequest:
     """The CompletionRequest of a request's fields. ApiError 400 names a field that is wrong,
     unknown or not supported."""
     refuse_unknown(fields, KNOWN | (ONLY_CHAT if chat else ONLY_TEXT), NEUTRAL)
@@ -87,14 +87,14 @@ def parse(fields, chat, limits):
         names["structured_outputs"] = "response_format"
     tools = tools_of(fields) if chat else None
     if not chat and limits.tokens and fields.get(names.get("max_tokens", "max_tokens")) is None:
-        fields = fields | {"max_tokens": min(SamplingParams().max_tokens, limits.tokens)}
+        fields = fields | {"max_tokens": min(SamplingParams.max_tokens, limits.tokens)}
     params = to_params(with_format(with_pairs(fields)), chat, names, limits)
     if echo and params.logprobs is not None:
         raise ApiError(400, "echo: not supported with logprobs", "echo")
     return CompletionRequest(prompts, params, stream, usage, running, echo, names, tools)
 
 
-def with_pairs(fields):
+def with_pairs(fields: dict[str, Any]) -> dict[str, Any]:
     """The fields, with logit_bias as pairs of a token and a number. JSON's keys are texts."""
     bias = fields.get("logit_bias")
     if not isinstance(bias, dict):
@@ -104,7 +104,7 @@ def with_pairs(fields):
         for token, value in bias.items())}
 
 
-def with_format(fields):
+def with_format(fields: dict[str, Any]) -> dict[str, Any]:
     """The fields, with structured_outputs as an object, from its own field or response_format."""
     ours = fields.get("structured_outputs")
     theirs = fields.get("response_format")
@@ -128,7 +128,7 @@ def with_format(fields):
     return fields | {"structured_outputs": structured({"json": form["schema"]}, "response_format")}
 
 
-def structured(form, field):
+def structured(form: dict[str, Any], field: str) -> StructuredOutputs:
     """StructuredOutputs of a pattern or a schema. ApiError 400 names the client's field."""
     try:
         schema = form.get("json")
@@ -139,7 +139,8 @@ def structured(form, field):
         raise ApiError(400, f"{field}: {message}", field) from None
 
 
-def refuse_unknown(fields, known, neutral):
+def refuse_unknown(fields: dict[str, Any], known: set[str],
+                   neutral: dict[str, tuple]) -> None:
     """ApiError 400 if a field is neither known nor neutral. neutral: {name of an unsupported field:
     values that ask for nothing}; null asks for nothing in any field, and true is not 1"""
     for name, value in fields.items():
@@ -151,7 +152,7 @@ def refuse_unknown(fields, known, neutral):
                        f"{name}: unknown field", name)
 
 
-def usage_of(fields, stream):
+def usage_of(fields: dict[str, Any], stream: bool) -> tuple[bool, bool]:
     """(whether a stream ends with its usage, whether each piece has it), from stream_options.
 
     As in vLLM, the second asks for the first, too, unless the client says otherwise.
@@ -166,7 +167,7 @@ def usage_of(fields, stream):
     return usage, running and usage
 
 
-def prompts_of(fields):
+def prompts_of(fields: dict[str, Any]) -> list:
     """[text or [token]] of the field prompt: one of them, or a list."""
     prompt = fields.get("prompt")
     alone = isinstance(prompt, str) or prompt != [] and tokens(prompt)
@@ -178,11 +179,12 @@ def prompts_of(fields):
     return prompts
 
 
-def tokens(value):
+def tokens(value: object) -> bool:
     return isinstance(value, list) and all(type(token) is int for token in value)   # true is not
 
 
-def tokens_of(prompts, chat, tokenizer, tools=None):
+def tokens_of(prompts: list, chat: bool, tokenizer: Any,
+              tools: Tools | None = None) -> list[list[int]]:
     """[[token]] of prompts as in CompletionRequest. ApiError 400 if the tokenizer refuses."""
     try:
         if chat:
@@ -193,7 +195,7 @@ def tokens_of(prompts, chat, tokenizer, tools=None):
         raise ApiError(400, f"{field}: {error}", field) from None
 
 
-def chat_tokens(messages, tools, tokenizer):
+def chat_tokens(messages: list[dict], tools: Tools | None, tokenizer: Any) -> list[int]:
     """The tokens of a conversation. ValueError if the model has no template for it."""
     if not hasattr(tokenizer, "chat"):
         raise ValueError("this model has no chat template; send a plain prompt")

@@ -104,7 +104,7 @@ def sleep(schedule: Schedule, seconds: dict[str, float], chunks: int = 1
 
     def tag_of(kind: str, s: int, j: int) -> int:
         """Another one for each message: of the action that waits for it."""
-        return 2 * (j * len(stages) + s) + (kind == "B")
+        return 2 * (j * len(stages) + s) + (1 if kind == "B" else 0)
 
     run_schedule(stage, schedule, {kind: partial(step, kind) for kind in seconds})
     return list(times.items())

@@ -121,18 +121,38 @@ def test_variables_are_nouns(path):
 
 
 def test_a_constant_says_what_it_bounds():
-    """Outside lessons no constant is `MOST`, `FEW` or the like: most of what?"""
+    """No constant is `MOST`, `FEW` or the like: most of what?"""
     vague = {"MOST", "FEW", "ENOUGH", "LONGEST", "WHOLE", "NEAR", "ALONE"}
-    lessons = {lesson.path(".py") for lesson in course.lessons()}
     for path in FILES:
         names = {name for _, name in variables(ast.parse(path.read_text("utf-8")))}
-        assert path in lessons or not names & vague, f"{path.relative_to(ROOT)}: {names & vague}"
+        assert not names & vague, f"{path.relative_to(ROOT)}: {names & vague}"
 
 
 def test_a_line_is_a_statement():
     """At most 5 tuple assignments for each 1,000 lines, in every room."""
     dense = house.density({str(p.relative_to(ROOT)): p.read_text("utf-8") for p in FILES})
     assert {room: number for room, number in dense.items() if number > 5} == {}
+
+
+def is_a_truth(node):
+    """Whether a node is a comparison, a `not`, or a call of bool, any, all or isinstance."""
+    return isinstance(node, ast.Compare) or (
+        isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)) or (
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        and node.func.id in ("bool", "any", "all", "isinstance"))
+
+
+def test_no_arithmetic_on_truths():
+    """Nothing is added to a comparison or taken from it. Masks of arrays multiply, and combine by
+    & and |."""
+    wrong = []
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            parts = ([node.left, node.right] if isinstance(node, ast.BinOp) else
+                     [node.value] if isinstance(node, ast.AugAssign) else [])
+            if parts and isinstance(node.op, (ast.Add, ast.Sub)) and any(map(is_a_truth, parts)):
+                wrong.append(f"{path.relative_to(ROOT)}, line {node.lineno}")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_the_house_is_counted():

@@ -2,6 +2,7 @@
 test_quantized_matmul.py."""
 
 import itertools
+from numbers import Real
 
 import numpy as np
 import pytest
@@ -463,7 +464,7 @@ def judge_group(subject, w, bits, limit, errors, what, known=None):
     """
     want = next((group for group, error in errors.items() if error <= limit), None)
     got = subject.largest_group(w, bits, limit)
-    assert got is None or isinstance(got, (int, float)), mistake(
+    assert got is None or isinstance(got, Real), mistake(
         "no_group_at_all", f"largest_group, {what}: got {brief(got)}, expected an int or None")
     name, sentence = known or wrong_group(got, want, errors, limit)
     error = f" Groups of {got} have an error of {errors[got]:.4f}." if got in errors else ""

@@ -1,6 +1,7 @@
 """Graders of g02. The cache is compared with attention by the book, its counts with day 1's."""
 
 from dataclasses import asdict
+from numbers import Integral
 
 import numpy as np
 import pytest
@@ -346,7 +347,7 @@ def test_cache_outweighs(subject, truth, name, N, itemsize):
 
     shape = subject.make("day01_roofline:LlamaShape", **asdict(m))
     want, got = smallest(read * itemsize), subject.cache_outweighs(shape, N, itemsize)
-    assert isinstance(got, int), f"cache_outweighs: a batch is a whole number, got {got!r}"
+    assert isinstance(got, Integral), f"cache_outweighs: a batch is a whole number, got {got!r}"
     mistakes = {
         "query_heads": (smallest(read * itemsize, each * m.H // m.G),
                         "Do all query heads have keys of their own? Only m.G heads are cached."),

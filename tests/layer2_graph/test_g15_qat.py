@@ -268,7 +268,7 @@ STEPS = {
     "rounds_weights": "the rounded weights are written back: what a small step has added to a "
                       "weight is lost, and its code never changes",
     "gradients_add_up": "the gradients of the step before are still there (`zero_grad`)",
-    "not_clipped": "gradients are not shortened to LONGEST",
+    "not_clipped": "gradients are not shortened to MAX_NORM",
     "no_floor": "a scale is below LEAST_SCALE, and where it is negative, the group's signs turn",
 }
 

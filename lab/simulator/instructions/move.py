@@ -11,7 +11,7 @@ from .integer import BITS, INTEGERS
 def mov(inst, mods):
     ptx_type = mods.type("pred", *BITS, *INTEGERS, "f32", "f64")
     target, value = inst.operands
-    if isinstance(target, Vector) + isinstance(value, Vector) and ptx_type not in BITS:
+    if ptx_type not in BITS and any(isinstance(one, Vector) for one in inst.operands):
         mods.refuse()
     write, read = destination(target, ptx_type), source(value, ptx_type)
     return lambda wave: write(wave, read(wave))

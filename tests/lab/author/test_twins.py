@@ -38,7 +38,7 @@ def test_a_twin_does_the_same(change):
 
 def test_styles_are_had_at_once():
     styles, other = twins.restyled(SUMS)
-    assert styles == "locals renamed, a helper extracted"
+    assert styles == "locals renamed, tuples for lists, NumPy's numbers, a helper extracted"
     assert "own_total" in other and "return steps_of_sums(" in other
     assert ran(other, [[1, 2], [3]], a=1) == ran(SUMS, [[1, 2], [3]], a=1)
     assert twins.restyled("@triton.jit\ndef f(x):\n    y = x")[0] == "locals renamed"
@@ -50,6 +50,33 @@ def test_variables_are_renamed_and_nothing_else_is():
     assert {"own_total", "own_lists"} <= set(text.replace(",", " ").split())
     for name in ("own_row", "own_start", "own_fsum", "own_error", "own_max"):
         assert name not in text         # also an argument, imported, of `except`, of the module
+
+
+CONVERTED = """
+def f(n):
+    def inner():
+        return [n]
+    if n:
+        return [n, inner()]
+"""
+
+
+def test_lists_become_tuples():
+    module = {}
+    exec(twins.STYLES["tuples for lists"](CONVERTED + "    return 'a'"), module)
+    assert module["f"](2) == (2, (2,)) and module["f"](0) == "a"
+
+
+def test_numbers_become_numpys():
+    module = {}
+    exec(twins.STYLES["NumPy's numbers"](CONVERTED + "    return 0.5, True, None, 2**63"), module)
+    assert repr(module["f"](2)) == "[np.int64(2), [np.int64(2)]]"
+    assert repr(module["f"](0)) == f"(np.float64(0.5), True, None, {2**63})"
+
+
+def test_what_returns_nothing_is_not_converted():
+    text = "def f(x):\n    def g():\n        return x\n    g()"
+    assert twins.STYLES["tuples for lists"](text) is None
 
 
 def test_a_method_stays_in_its_class():

@@ -277,14 +277,16 @@ def test_a_public_function_is_ones_own_when_all_that_it_needs_passed(tmp_path):
     desk.start(lesson)
     for suffix, language in ((".py", "python"), (".cu", "cuda")):
         desk.path(lesson, suffix).write_text(lesson.sources[language])
-    assert desk.own(lesson, "softmax") is None          # right, and not graded yet
+    assert desk.candidate_function(lesson, "softmax") is None          # right, and not graded yet
     candidate = desk.candidate(lesson)
     desk.record(lesson, candidate, check.grade(lesson, candidate, ["softmax_online_triton"]))
-    function = inspect.unwrap(desk.own(lesson, "softmax"))      # inside: what refuses gradients
+    # inside: what refuses gradients
+    function = inspect.unwrap(desk.candidate_function(lesson, "softmax"))
     assert function.__module__.startswith("desk.k07_softmax.")
     assert function.__globals__["__file__"] == str(desk.path(lesson, ".py"))
-    assert desk.own(lesson, "softmax_cuda") is None
-    assert desk.own(lesson, "softmax_torch") is None    # nothing of the learner's is in it
+    assert desk.candidate_function(lesson, "softmax_cuda") is None
+    # nothing of the learner's is in it
+    assert desk.candidate_function(lesson, "softmax_torch") is None
 
 
 def test_a_pass_ends_with_the_version_it_was_for(desk, monkeypatch):

@@ -34,7 +34,7 @@ def simulated(monkeypatch):
     """The simulator for the GPU in the process of the course, and in the one beside it."""
     child, running = sandbox.Sandbox.child, sandbox.running
     monkeypatch.setattr(sandbox.Sandbox, "child", lambda self, kind: child(
-        self, "pristine" if kind == "device" else kind))
+        self, "kernels" if kind == "device" else kind))
     monkeypatch.setattr(sandbox, "running", lambda *given, on_device=False, **named: running(
         *given, **named))
 
@@ -85,7 +85,7 @@ def started(monkeypatch, tmp_path):
 
 def test_on_a_gpu_the_process_has_met_no_simulator_and_sees_the_device(started):
     place, asked = started
-    for kind in ("device", "pristine", "own"):
+    for kind in ("device", "kernels", "candidate"):
         place.child(kind)
     requests = [request for _, request, _, _ in asked.children]
     assert [r["simulator"] for r in requests] == [False, True, True]

@@ -409,10 +409,10 @@ def question(what, *values):
 
 def test_a_replayed_reference_answers_what_it_was_asked():
     answer = tape.wire.frame({"value": 7}, [])
-    child = tape.Replayed([[tape.digest(question("get", None, "x")),
+    child = tape.ReplayChild([[tape.digest(question("get", None, "x")),
                             tape.base64.b64encode(answer).decode()]])
     with pytest.raises(RuntimeError, match="no longer asks"):
-        tape.Replayed([["0", ""]]).sendall(question("get", None, "y"))
+        tape.ReplayChild([["0", ""]]).sendall(question("get", None, "y"))
     child.sendall(question("get", None, "x"))
     assert tape.wire.read_frame(child.part) == ({"value": 7}, [])
     with pytest.raises(RuntimeError, match="no longer asks"):

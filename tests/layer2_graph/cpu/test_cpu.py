@@ -22,7 +22,7 @@ from layer2_graph import (
     cpu_kernels,
     greedy,
     load,
-    settle,
+    one_block,
     tile,
 )
 from layer2_graph.checkpoint import shapes
@@ -302,7 +302,7 @@ def random_model(m, ops, kind=Llama):
 @pytest.mark.parametrize("m", FAMILIES)
 def test_a_model_in_steps_of_one_and_more(agree, kind, m):
     """Prefill, a step of one each, prefill and decode mixed, and one without the others."""
-    models = random_model(m, TORCH), settle(random_model(m, CPU, kind))
+    models = random_model(m, TORCH), one_block(random_model(m, CPU, kind))
     caches = [PagedCache(m, 2, 40) for _ in models]
     for new in ([[1, 2, 3], [4]], [[5], [6]], [[7], [8] * 20], [[], [9]], [[10, 11], []]):
         want, got = (model.forward(cache.step(new), cache, every=True)
@@ -415,7 +415,7 @@ def test_more_tokens_than_numpy_gains_from_go_to_the_table(monkeypatch):
 def test_the_small_model_says_the_same(kind):
     threads = torch.get_num_threads()
     prompts, plain = [list(range(100, 140)), [5]], load(SMALL, dtype=torch.float32)
-    model = settle(kind(plain.config, plain.weights, CPU))
+    model = one_block(kind(plain.config, plain.weights, CPU))
     for texts in ([prompts[0]], prompts):
         assert greedy(model, texts, 24) == greedy(plain, texts, 24)
     assert torch.get_num_threads() == threads
@@ -445,7 +445,7 @@ def test_other_models_are_not_tiled():
 @pytest.mark.parametrize("kind", [Llama, MergedLlama, FusedLlama])
 @pytest.mark.parametrize("m", FAMILIES)
 def test_settled_weights_are_the_same_ones_in_one_piece(kind, m):
-    model, moved = random_model(m, TORCH), settle(random_model(m, TORCH, kind))
+    model, moved = random_model(m, TORCH), one_block(random_model(m, TORCH, kind))
     block = moved.embedding.untyped_storage()
     assert {a.untyped_storage().data_ptr() for a in moved.weights.values()} == {block.data_ptr()}
     assert all(torch.equal(a, moved.weights[name]) for name, a in model.weights.items())
