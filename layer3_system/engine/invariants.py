@@ -9,11 +9,11 @@ from layer3_system.s04_continuous_batching import Scheduler
 
 
 def broken_rules(scheduler: Scheduler | StaticScheduler, counts: dict[Request, int],
-                 held: Iterable[list[int]] = ()) -> list[str]:
+                 others: Iterable[list[int]] = ()) -> list[str]:
     """What does not hold, a sentence each.
 
     counts: what the newest step computes, {request: tokens}
-    held: tables with pages that no request of the scheduler has
+    others: tables with pages that no request of the scheduler has
     """
     running = scheduler.running
     waiting = scheduler.waiting
@@ -30,7 +30,7 @@ def broken_rules(scheduler: Scheduler | StaticScheduler, counts: dict[Request, i
         if request.status != "waiting":
             rules.append(f"{request.id} waits, but its status is {request.status}")
     try:
-        check_pool(scheduler.pool, [*(r.table for r in [*running, *waiting]), *held])
+        check_pool(scheduler.pool, [*(r.table for r in [*running, *waiting]), *others])
     except Broken as error:
         rules.append(str(error))
     return rules
