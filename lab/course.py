@@ -72,12 +72,18 @@ class Lesson:
     def test(self):
         return ROOT / "tests" / self.floor / f"test_{self.id}.py"
 
-    @property
+    @cached_property
     def graders(self):
-        """Its tests, and what they compare with where that is a file of its own: beside them, where
-        no answer can import it."""
-        oracle = self.test.with_name(f"oracle_{self.id}.py")
-        return [self.test, oracle] if oracle.exists() else [self.test]
+        """Its tests, and the files beside them that these import: what they compare with, where no
+        answer can import it, and what tests of several lessons share."""
+        beside = re.compile(rf"^from tests\.{self.floor}\.(\w+) import ", re.M)
+        paths = [self.test]
+        for path in paths:
+            for name in beside.findall(path.read_text("utf-8")) if path.exists() else ():
+                other = path.with_name(f"{name}.py")
+                if other not in paths:
+                    paths.append(other)
+        return paths
 
     @property
     def bench(self):

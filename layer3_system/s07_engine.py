@@ -20,10 +20,11 @@ from layer2_graph.hybrid import SeatedBatch
 from layer3_system.engine.drafts import Drafter
 from layer3_system.engine.draws import Flight, draw_tokens
 from layer3_system.engine.intake import Codec, Grammars, Intake, default_pages
+from layer3_system.engine.invariants import broken_rules
 from layer3_system.engine.outputs import Output, Outputs
 from layer3_system.model import Model, Runner, has_state, make_cache
 from layer3_system.s01_request import Request, SamplingParams
-from layer3_system.s02_block_pool import BlockPool, Broken, check_pool, slots_of
+from layer3_system.s02_block_pool import BlockPool, Broken, slots_of
 from layer3_system.s03_static_batching import StaticScheduler
 from layer3_system.s04_continuous_batching import Scheduler
 from layer3_system.s06_prefix_cache import PrefixPool
@@ -353,16 +354,9 @@ def check_engine(engine: Engine) -> None:
     scheduler = engine.scheduler
     running = scheduler.running
     waiting = scheduler.waiting
-    check_pool(pool, [*(r.table for r in [*running, *waiting]), *engine.intake.held.values()])
-    if len(running) > scheduler.max_seqs:
-        raise Broken(f"{len(running)} requests run, at most {scheduler.max_seqs} may")
-    if sum(engine.counts.values()) > scheduler.budget:
-        raise Broken(f"{sum(engine.counts.values())} tokens in a step of at most "
-                     f"{scheduler.budget}")
-    for request in waiting:
-        if request.table or request.num_computed or request.status != "waiting":
-            raise Broken(f"{request.id} waits, but has pages, computed tokens or the status "
-                         f"{request.status}")
+    rules = broken_rules(scheduler, engine.counts, engine.intake.held.values())
+    if rules:
+        raise Broken(rules[0])
     holders = {}
     for request in running:
         known = request.num_tokens + request.pending

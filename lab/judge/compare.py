@@ -28,8 +28,7 @@ def agree(got, want, tolerance, what, at=position, mistakes=None, unwritten=None
     tolerance: relative to the largest |want|, and again to each element
     what: what is being compared, in words;  at(index): words for the place of an element
     mistakes: {id: (what went wrong, the array that one would get)}, tried when the answer is wrong.
-        `want` itself, the same array, stands for a loss of digits. In lessons whose mistakes have
-        no ids: {"what went wrong": the array}
+        `want` itself, the same array, stands for a loss of digits
     unwritten: what the array held before the launch, if no right answer holds it
     """
     known = rows(mistakes or {})
@@ -66,10 +65,9 @@ def likely(value, want, wrong, tolerance, what):
 
 
 def rows(mistakes):
-    """[(id, what went wrong, the array that one would get)], "" for the id of a lesson without ids.
-    ValueError where two ids have one sentence."""
-    known = [(name, *row) if isinstance(row, tuple) and row and isinstance(row[0], str) else
-             ("", name, row) for name, row in mistakes.items()]
+    """[(id, what went wrong, the array that one would get)]. ValueError where two ids have one
+    sentence."""
+    known = [(name, sentence, answer) for name, (sentence, answer) in mistakes.items()]
     sentences = [sentence for _, sentence, _ in known]
     if twice := {sentence for sentence in sentences if sentences.count(sentence) > 1}:
         raise ValueError(f"two mistakes have one sentence: {twice.pop()}")

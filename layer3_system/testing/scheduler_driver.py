@@ -3,8 +3,9 @@
 from typing import Any
 from zlib import crc32
 
+from layer3_system.engine.invariants import broken_rules
 from layer3_system.s01_request import Request, SamplingParams, finish_reason
-from layer3_system.s02_block_pool import BlockPool, Broken, check_pool, slots_of
+from layer3_system.s02_block_pool import BlockPool, slots_of
 from layer3_system.s03_static_batching import StaticScheduler
 from layer3_system.s04_continuous_batching import Scheduler
 
@@ -112,24 +113,12 @@ class Drive:
 
     def note(self, counts: dict[Request, int]) -> None:
         """Note what each request does in this step, and each invariant that does not hold."""
-        running = self.scheduler.running
-        waiting = list(self.scheduler.waiting)
         self.history.append(
-            {r.id: ("waiting", 0) for r in waiting} | {r.id: (
+            {r.id: ("waiting", 0) for r in self.scheduler.waiting} | {r.id: (
                 "decode" if r.output and r.num_computed - n + 1 == r.num_tokens else "prefill", n)
                 for r, n in counts.items()})
-        if sum(counts.values()) > self.scheduler.budget:
-            self.fault(f"{sum(counts.values())} tokens, the budget is {self.scheduler.budget}")
-        if len(running) > self.scheduler.max_seqs:
-            self.fault(f"{len(running)} requests run, there are {self.scheduler.max_seqs} seats")
-        for request in waiting:
-            if request.table or request.num_computed or request in counts:
-                self.fault(f"{request.id} waits, but has pages, computed tokens or a part in the "
-                           f"step")
-        try:
-            check_pool(self.pool, [r.table for r in [*running, *waiting]])
-        except Broken as error:
-            self.fault(str(error))
+        for rule in broken_rules(self.scheduler, counts):
+            self.fault(rule)
 
     def fault(self, text: str) -> None:
         self.faults.append(f"step {len(self.history)}: {text}")

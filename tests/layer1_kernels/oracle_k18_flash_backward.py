@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from lab.judge.adversarial import apart
+from tests.layer1_kernels.matmul_cases import tf32
 
 LOG2E = math.log2(math.e)
 TF32 = ("a product is in TF32, with 10 bits of fraction: input_precision=\"ieee\" in every tl.dot "
@@ -23,11 +24,6 @@ def inputs(rng, B, T, N, H, G, D, dtype="float32"):
 
 def plain(x):
     return x.double().numpy()
-
-
-def tf32(x):
-    """fp32 with the 13 last bits cut off, as tensor cores read it."""
-    return (x.astype(np.float32).view(np.int32) & ~0x1FFF).view(np.float32).astype(np.float64)
 
 
 def visible(T, N, causal):

@@ -10,6 +10,7 @@ from lab.judge.adversarial import VALUES
 from lab.judge.mistakes import mistake, same_report
 from lab.judge.pace import numbers
 from lab.judge.work import same_work
+from tests.layer1_kernels.mistake_rows import different
 
 SIZES = [1, 127, 129, 1000]
 THREADS = 128
@@ -51,10 +52,6 @@ def hard(rng):
         yield x, np.roll(y, 1), np.full_like(x, UNWRITTEN), what
 
 
-def ceil(a, b):
-    return -(-a // b)
-
-
 def place(block, each=1, blocks=None):
     """at(index): whose element that is.  blocks: of a grid that takes it round by round"""
     def at(index):
@@ -84,12 +81,6 @@ def of_values(x, y):
         "multiplied": ("x and y are multiplied", x * y),    # after the flush: it gives 0 as well
         "not_stored": ("nothing is written, or the sum is added to what z held before",
                        np.full_like(x, UNWRITTEN))}
-
-
-def telling(mistakes, want):
-    """The mistakes that give something else."""
-    return {name: row for name, row in mistakes.items()
-            if not np.array_equal(row[1], want, equal_nan=True)}
 
 
 def fixed_blocks(words, i, blocks, threads, each=1):
@@ -153,7 +144,7 @@ def right(agree, name, x, y, z, what, at, written=None, before=UNWRITTEN, gives=
         "short_n": ("n is kept in 16 bits", i < x.size % 2**16)}
     with np.errstate(all="ignore"):
         want = x + y                                # one rounding, as a float32 addition has it
-        agree(z, want, "exact", f"{name}, {what}", at, telling({
+        agree(z, want, "exact", f"{name}, {what}", at, different({
             known: (sentence, np.where(where, want, before))
             for known, (sentence, where) in written.items()
         } | of_values(x, y) | (gives or {}), want), unwritten=before)
@@ -201,7 +192,7 @@ def test_add_cuda(subject, agree, rng):
 
 
 def add(subject, agree, rng, n, threads):
-    (x, y, z), i, blocks = vectors(rng, n), np.arange(n), max(ceil(n, threads), 1)
+    (x, y, z), i, blocks = vectors(rng, n), np.arange(n), max(-(-n // threads), 1)
     subject.launch("add_cuda", blocks, threads, (x, y, z, n))
     right(agree, "add_cuda", x, y, z, f"{n} elements in blocks of {threads}", place(threads), {
         **wrong_starts(i, blocks, threads),
@@ -304,7 +295,7 @@ def test_add_vector_cuda(subject, agree, rng):
 
 def add_vector(subject, agree, rng, n, threads):
     (x, y, z), i, tail = vectors(rng, n), np.arange(n), n - n % 4
-    blocks = max(ceil(n, 4 * threads), 1)
+    blocks = max(-(-n // (4 * threads)), 1)
     subject.launch("add_vector_cuda", blocks, threads, (x, y, z, n))
     right(agree, "add_vector_cuda", x, y, z,
           f"{n} elements, four a thread, in blocks of {threads}", place(threads, 4), {
@@ -369,7 +360,7 @@ def launched(subject, agree, x, y, z, block, dtype, what):
     """add_triton of x and y, rounded to dtype, is right."""
     n, before = x.size, UNWRITTEN if dtype == "float32" else 7      # which any type holds
     a, b, c = tensors(x, y, np.full_like(z, before), dtype=dtype)
-    programs, i = max(ceil(n, block), 1), np.arange(n)
+    programs, i = max(-(-n // block), 1), np.arange(n)
     with same_report("all_positions", "A program has only the BLOCK positions of its own, and "
                      "works on them at once: no loop over n.", kind="endless"):
         subject.launch("add_triton", programs, args=(a, b, c, n), BLOCK=block)

@@ -13,6 +13,7 @@ from lab.judge.mistakes import mistake, same_report
 from lab.judge.pace import whole
 from lab.judge.subject import Raised
 from lab.judge.work import same_work
+from tests.layer1_kernels.mistake_rows import different, named
 
 CUDA = ("sum_tree_cuda", "sum_sequential_cuda", "sum_shuffle_cuda", "sum_vector_cuda",
         "sum_atomic_cuda")
@@ -104,11 +105,6 @@ def of_values(exercise, a):                         # (..., n) -> {mistake: (sen
     return named(exercise, rows)
 
 
-def named(exercise, rows):
-    """{mistake: (sentence, numbers)}, each sentence with the exercise as its subject."""
-    return {known: (f"{exercise} {sentence}", gives) for known, (sentence, gives) in rows.items()}
-
-
 def counts_of_blocks(subject, kernel, threads):
     """What a block's sum makes of one number alone, for some of its numbers."""
     places = [k for k in PLACES if k < threads]
@@ -144,15 +140,9 @@ def right(subject, agree, exercise, kernel, x, threads, mistakes, what="", preci
         agree(partial, a.sum(1), precision,
               f"{exercise}, {what or f'{x.size} number(s)'} in blocks of {threads}",
               lambda index: f"the sum of block {index[0]}",
-              telling(of_values(exercise, a) | named(exercise, rows), a.sum(1)),
+              different(of_values(exercise, a) | named(exercise, rows), a.sum(1)),
               unwritten=UNWRITTEN)
     return launch
-
-
-def telling(mistakes, want):
-    """The mistakes that give something else."""
-    return {known: row for known, row in mistakes.items()
-            if not np.array_equal(row[1], want, equal_nan=True)}
 
 
 def every_case(subject, agree, rng, exercise, kernel, mistakes):
@@ -424,7 +414,7 @@ def shares(subject, agree, x, blocks, threads, what="", precision="exact"):
         agree(got, x.sum(), precision,
               f"{name}, {what or f'{n} number(s)'} by {blocks} block(s) of {threads}",
               lambda index: "the sum of all shares",
-              telling(of_values(name, x if n else np.zeros(1)) | named(name, rows), x.sum()))
+              different(of_values(name, x if n else np.zeros(1)) | named(name, rows), x.sum()))
     assert launch.bytes("load") == 4 * n, mistake(
         "read_again", f"{name} reads {launch.bytes('load')} bytes, expected {4 * n}: each number "
         f"once")

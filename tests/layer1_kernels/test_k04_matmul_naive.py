@@ -9,6 +9,7 @@ from lab.judge.mistakes import mistake, same_report
 from lab.judge.pace import numbers
 from lab.judge.subject import Raised
 from lab.judge.work import same_work
+from tests.layer1_kernels.matmul_cases import operands, product
 
 CUDA = ("matmul_naive_cuda", "matmul_swapped_cuda", "matmul_coalesced_cuda")
 SIZES = [(33, 17, 40), (40, 9, 31), (3, 21, 129), (5, 2, 1000), (1, 1, 1)]      # M, N, K
@@ -16,26 +17,10 @@ SMALLER = [(5, 9, 40), (3, 9, 31), (2, 21, 129), (3, 2, 1000), (1, 1, 1)]       
 WARPS = 8
 
 
-def operands(rng, M, N, K):
-    """a (M, K), w (N, K), and c (M, N) of sevens."""
-    a, w = (rng.standard_normal((rows, K), dtype=np.float32) for rows in (M, N))
-    return a, w, np.full((M, N), 7, np.float32)
-
-
-def product(a, w, of=None):
-    """a · wᵀ in float64, of some of the k or with a weight for each."""
-    of = np.ones(a.shape[1]) if of is None else of
-    return (a * of).astype(np.float64) @ w.T
-
-
-def ceil(a, b):
-    return -(-a // b)
-
-
 def run(subject, name, a, w, c, block=(32, WARPS)):
     (M, K), N, (x, y) = a.shape, len(w), block
-    grid = {"matmul_naive_cuda": (ceil(M, x), ceil(N, y)),
-            "matmul_coalesced_cuda": (ceil(N, y), M)}[name]
+    grid = {"matmul_naive_cuda": (-(-M // x), -(-N // y)),
+            "matmul_coalesced_cuda": (-(-N // y), M)}[name]
     return subject.launch(name, grid, block, (a, w, c, M, N, K))
 
 

@@ -12,6 +12,7 @@ from lab.judge.mistakes import mistake, same_report
 from lab.judge.pace import numbers
 from lab.judge.subject import Raised
 from lab.judge.work import same_work
+from tests.layer1_kernels.matmul_cases import operands, product, tensors, tf32
 
 TILE = 32
 SIZES = [(9, 21, 65), (33, 17, 31), (3, 40, 29), (1, 1, 1), (32, 32, 64)]           # M, N, K
@@ -20,25 +21,9 @@ TILES = [(33, 17, 40, 16, 16, 16, "float32"), (17, 50, 129, 16, 32, 64, "float16
          (5, 127, 65, 16, 32, 32, "bfloat16")]          # M, N, K, BM, BN, BK, dtype
 
 
-def operands(rng, M, N, K):
-    """a (M, K), w (N, K), and c (M, N) of sevens."""
-    a, w = (rng.standard_normal((rows, K), dtype=np.float32) for rows in (M, N))
-    return a, w, np.full((M, N), 7, np.float32)
-
-
-def product(a, w, of=None):
-    """a · wᵀ in float64, of some of the k or with a weight for each."""
-    of = np.ones(a.shape[1]) if of is None else of
-    return (a * of).astype(np.float64) @ w.T
-
-
 def padded(x, tile=TILE):
     """x with zeros up to multiples of a tile."""
     return np.pad(x.astype(np.float64), [(0, -size % tile) for size in x.shape])
-
-
-def ceil(a, b):
-    return -(-a // b)
 
 
 @contextlib.contextmanager
@@ -132,7 +117,7 @@ def test_tile_intensity__unseen(unseen, rng):
 
 def run_cuda(subject, a, w, c, grid=None):
     (M, K), N = a.shape, len(w)
-    grid = grid or (ceil(N, TILE), ceil(M, TILE))
+    grid = grid or (-(-N // TILE), -(-M // TILE))
     with reports():
         return subject.launch("matmul_tiled_cuda", grid, (TILE, TILE), (a, w, c, M, N, K))
 
@@ -337,27 +322,16 @@ def run_triton(subject, a, w, BM, BN, BK, programs=None):
     (M, K), N = a.shape, len(w)
     c = torch.full((M, N), 7, dtype=a.dtype)
     with reports():
-        launch = subject.launch("matmul_tiled_triton", programs or ceil(M, BM) * ceil(N, BN),
+        launch = subject.launch("matmul_tiled_triton", programs or -(-M // BM) * -(-N // BN),
                                 args=(a, w, c, M, N, K, *a.stride(), *w.stride()),
                                 BM=BM, BN=BN, BK=BK, GROUP=2)
     return c, launch
-
-
-def tensors(rng, M, N, K, dtype):                    # (M, K), (N, K)
-    import torch
-
-    return [torch.from_numpy(x).to(getattr(torch, dtype)) for x in operands(rng, M, N, K)[:2]]
 
 
 def again(a, w, step):
     """What comes out when each step multiplies the first tiles, as far as its own k exist."""
     sizes = [min(step, a.shape[1] - start) for start in range(0, a.shape[1], step)]
     return sum(product(a[:, :size], w[:, :size]) for size in sizes)
-
-
-def tf32(x):
-    """fp32 with the 13 last bits cut off, as tensor cores read it."""
-    return (x.astype(np.float32).view(np.int32) & ~0x1FFF).view(np.float32)
 
 
 @pytest.mark.parametrize("M, N, K, BM, BN, BK, dtype", TILES)

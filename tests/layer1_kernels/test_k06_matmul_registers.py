@@ -11,21 +11,12 @@ from lab.judge.mistakes import mistake, same_report
 from lab.judge.pace import numbers
 from lab.judge.subject import Raised
 from lab.judge.work import same_work
+from tests.layer1_kernels.matmul_cases import operands, product
 
 BLOCKS = {          # side of a block's tile, threads, thread tile
     "matmul_strip_cuda": (64, 512, (8, 1)), "matmul_square_cuda": (128, 256, (8, 8)),
     "matmul_vector_cuda": (128, 256, (8, 8))}
 BK = 8
-
-
-def operands(rng, M, N, K):
-    """a (M, K), w (N, K), and c (M, N) of sevens."""
-    a, w = (rng.standard_normal((rows, K), dtype=np.float32) for rows in (M, N))
-    return a, w, np.full((M, N), 7, np.float32)
-
-
-def product(a, w):
-    return a.astype(np.float64) @ w.T
 
 
 def run(subject, name, a, w, c, grid=None):

@@ -12,6 +12,7 @@ from lab.judge.mistakes import mistake, raises, same_report
 from lab.judge.pace import numbers
 from lab.judge.subject import Raised
 from lab.judge.work import same_work
+from tests.layer1_kernels.row_cases import total
 
 CUDA = ("softmax_three_pass_cuda", "softmax_fused_cuda", "softmax_online_cuda")
 SIZES = [(3, 127, 64), (3, 127, 128), (3, 1000, 128), (2, 1500, 256), (1, 129, 32), (1, 1, 128),
@@ -36,10 +37,6 @@ def oracle(x):                                  # (R, C) -> (R, C)
 
 def top(x):                                     # (R, C) -> (R, 1)
     return x.max(-1, keepdims=True)
-
-
-def total(x):                                   # (R, C) -> (R, 1)
-    return x.sum(-1, keepdims=True)
 
 
 def rows(rng, R, C, kind="mild"):               # -> (R, C) float32

@@ -9,6 +9,8 @@ from lab.judge.mistakes import mistake, same_report
 from lab.judge.pace import numbers
 from lab.judge.subject import Raised
 from lab.judge.work import same_work
+from tests.layer1_kernels.mistake_rows import telling
+from tests.layer1_kernels.row_cases import at, block, tensors, total
 
 SHORT = ("float16", "bfloat16")
 EPS = 0.02              # large enough to be missed
@@ -40,23 +42,9 @@ def mean(x):                                    # (T, C) -> (T, 1)
     return x.mean(-1, keepdims=True)
 
 
-def total(x):                                   # (T, C) -> (T, 1)
-    return x.sum(-1, keepdims=True)
-
-
 def normed(x, spread=mean, eps=EPS):            # (T, C) -> (T, C)
     """Each row over the root of its mean square, or of what `spread` makes of the squares."""
     return x / np.sqrt(spread(x * x) + eps)
-
-
-def tensors(dtype, *arrays):
-    """CPU tensors of dtype; the arrays are rounded to it, so that oracles start from the same."""
-    import torch
-
-    rounded = [torch.from_numpy(a.astype(np.float32)).to(getattr(torch, dtype)) for a in arrays]
-    for array, tensor in zip(arrays, rounded, strict=True):
-        array[...] = tensor.double().numpy()
-    return rounded
 
 
 def inputs(rng, T, C, dtype, generator=None, count=1):
@@ -68,10 +56,6 @@ def inputs(rng, T, C, dtype, generator=None, count=1):
               0.5 * rng.standard_normal((T, C)) for _ in range(count)]
     arrays += [rng.uniform(0.5, 2, C), rng.uniform(-1, 1, C)]
     return arrays, tensors(dtype, *arrays)
-
-
-def block(C):
-    return 1 << (C - 1).bit_length()
 
 
 def first_row(right):
@@ -135,13 +119,6 @@ def of_rms(name, x, w):
                                x / np.sqrt(square[:1] + EPS) * w)})
 
 
-def telling(name, want, rows):
-    """Of {mistake: (what the kernel does, what it gives)} those that can be seen here: with one
-    column, say, a sum is a mean."""
-    return {known: (f"{name} {phrase}", answer) for known, (phrase, answer) in rows.items()
-            if not np.allclose(answer, want, rtol=2e-3, atol=0, equal_nan=True)}
-
-
 def of_sum(name, x, residual, w):
     """{mistake: (sentence, what it gives)} in place of the RMSNorm of x + residual."""
     s = x + residual
@@ -183,10 +160,6 @@ def of_layer(name, x, w, b):
                                x / np.sqrt(mean(d * d) + EPS) * w + b),
             "no_b": ("leaves out b", normed(d) * w),
             "b_before_w": ("adds b before it multiplies by w", (normed(d) + b) * w)})
-
-
-def at(index):
-    return f"row {index[0]}, column {index[1]}"
 
 
 def economical(name, launch, reads, writes, weights, what):

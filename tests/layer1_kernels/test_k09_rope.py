@@ -9,6 +9,8 @@ from lab.judge.mistakes import mistake, same_report
 from lab.judge.pace import numbers, whole
 from lab.judge.subject import Raised
 from lab.judge.work import same_work
+from tests.layer1_kernels.mistake_rows import named
+from tests.layer1_kernels.row_cases import block
 
 ROOM, THETA = 50, 100.0
 SIZES = [(5, 3, 2, 10, "float32"), (1, 1, 1, 2, "float32"), (3, 5, 1, 64, "float16"),
@@ -59,11 +61,6 @@ def inputs(rng, T, H, G, D, dtype, generator=None):
     positions = np.concatenate(([ROOM - 1], rng.permutation(ROOM - 1)[:T - 1])).astype(np.int64)
     cos, sin = angles(ROOM, D)
     return both, x, cos, sin, positions, [torch.from_numpy(a) for a in (cos, sin, positions)]
-
-
-def named(name, rows):
-    """{mistake: (sentence, what it gives)}, each sentence with the kernel as its subject."""
-    return {known: (f"{name} {phrase}", answer) for known, (phrase, answer) in rows.items()}
 
 
 def mistakes_of(name, both, until, cos, sin, positions, way=1):
@@ -118,10 +115,6 @@ def mistakes_of(name, both, until, cos, sin, positions, way=1):
 def at(index):
     t, h, d = index
     return f"token {t}, head {h}, number {d}"
-
-
-def block(number):
-    return 1 << (number - 1).bit_length()
 
 
 # ---- the angles

@@ -11,6 +11,9 @@ from lab.judge.mistakes import mistake, same_report
 from lab.judge.pace import numbers
 from lab.judge.subject import Raised
 from lab.judge.work import same_work
+from tests.layer1_kernels.matmul_cases import tf32
+from tests.layer1_kernels.mistake_rows import telling
+from tests.layer1_kernels.row_cases import at, tensors
 
 SIZES = [(3, 1000, "float32"), (1, 1, "float32"), (2, 127, "float16"), (3, 129, "bfloat16")]
 TILES = [(17, 72, 20, "float32"), (1, 16, 1, "float32"), (17, 50, 33, "float16"),
@@ -37,23 +40,6 @@ def silu(g):
     return g * sigmoid(g)
 
 
-def tensors(dtype, *arrays):
-    """CPU tensors of dtype; the arrays are rounded to it, so that oracles start from the same."""
-    import torch
-
-    rounded = [torch.from_numpy(a.astype(np.float32)).to(getattr(torch, dtype)) for a in arrays]
-    for array, tensor in zip(arrays, rounded, strict=True):
-        array[...] = tensor.double().numpy()
-    return rounded
-
-
-def telling(name, want, mistakes):
-    """{id: (sentence with the exercise as its subject, what it gives)} of the mistakes that can be
-    seen here: in one step, say, the first is the whole sum."""
-    return {known: (f"{name} {sentence}", gives) for known, (sentence, gives) in mistakes.items()
-            if not np.allclose(gives, want, rtol=2e-3, atol=0, equal_nan=True)}
-
-
 def of_gates(gate, up):
     """{id: (sentence, what it gives)} from gate and up in float64."""
     grown = np.exp(gate.astype(np.float32)).astype(np.float64)
@@ -73,10 +59,6 @@ def of_gates(gate, up):
         "overflow": ("divides exp(g) by 1 + exp(g), and inf / inf is NaN: use 1 / (1 + exp(-g)) or "
                      "tl.sigmoid", gate * (grown / (1 + grown)) * up),
         "not_stored": ("writes nothing", np.full_like(gate, 7))}
-
-
-def at(index):
-    return f"row {index[0]}, column {index[1]}"
 
 
 # ---- by itself
@@ -288,11 +270,6 @@ def from_sums(x, w):
 
 def swiglu(gate, up):
     return silu(gate) * up
-
-
-def tf32(x):
-    """float32 numbers cut to 10 bits of fraction."""
-    return (x.astype(np.float32).view(np.uint32) & 0xFFFFE000).view(np.float32).astype(np.float64)
 
 
 def test_matmul_swiglu_triton__hard_numbers(subject, agree, rng):

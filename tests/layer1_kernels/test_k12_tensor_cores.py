@@ -9,6 +9,7 @@ from lab.judge.mistakes import mistake, same_report
 from lab.judge.pace import numbers
 from lab.judge.subject import Raised
 from lab.judge.work import same_work
+from tests.layer1_kernels.matmul_cases import matrices, product, tensors, tf32
 
 TILE, BK, THREADS = 64, 64, 128
 WHOLE = [(32, 16, 48), (16, 48, 16), (16, 16, 160)]         # M, N, K of wmma_warp_cuda
@@ -17,17 +18,6 @@ TILES = [(33, 17, 40, 32, 16, 16, "float32", "ieee"), (17, 33, 72, 16, 32, 32, "
          (20, 16, 65, 16, 16, 32, "float32", "tf32x3"),
          (17, 50, 129, 16, 32, 64, "float16", "ieee"), (1, 1, 1, 16, 16, 16, "float32", "ieee"),
          (5, 127, 65, 16, 32, 32, "bfloat16", "ieee")]
-
-
-def operands(rng, M, N, K, dtype=np.float16):
-    """a (M, K), w (N, K)."""
-    return [rng.standard_normal((rows, K)).astype(dtype) for rows in (M, N)]
-
-
-def product(a, w, of=None):
-    """a · wᵀ in float64, of some of the k or with a weight for each."""
-    of = np.ones(a.shape[1]) if of is None else of
-    return (a * of).astype(np.float64) @ w.astype(np.float64).T
 
 
 def untransposed(a, w):
@@ -85,7 +75,7 @@ def tensor_instructions(launch):
 
 
 def test_predict_mma_flops(subject, reference, rng):
-    _, launch = run_warp(reference, *operands(rng, 16, 16, 64))
+    _, launch = run_warp(reference, *matrices(rng, 16, 16, 64, np.float16))
     want = launch.launches[0]["flops"] // tensor_instructions(launch)
     got = subject.predict_mma_flops()
     assert isinstance(got, int), mistake(
@@ -131,7 +121,7 @@ def read_sixteen_apart(a, w):
 @pytest.mark.parametrize("M, N, K", WHOLE)
 def test_wmma_warp_cuda(subject, agree, rng, M, N, K):
     """c is a · wᵀ, or the message names the element, its block and the likely mistake."""
-    a, w = operands(rng, M, N, K)
+    a, w = matrices(rng, M, N, K, np.float16)
     want, k = product(a, w), np.arange(K)
     agree(run_warp(subject, a, w)[0], want, "float32", f"wmma_warp_cuda, a {a.shape} and w "
           f"{w.shape}", lambda index: f"row {index[0]}, column {index[1]} of c (block "
@@ -158,7 +148,7 @@ def test_wmma_warp_cuda(subject, agree, rng, M, N, K):
 def test_wmma_warp_cuda__hard(subject, agree, rng):
     for a, w, parts in halves(rng, 48, whole=16):
         right_parts(agree, "wmma_warp_cuda", a, w, run_warp(subject, a, w)[0], parts)
-    a, w = operands(rng, 16, 32_768 + 16, 16)
+    a, w = matrices(rng, 16, 32_768 + 16, 16, np.float16)
     c, _ = run_warp(subject, a, w, grid=(1, 1))
     agree(c[:, :16], product(a, w[:16]), "float32", "wmma_warp_cuda, the first of 2,049 tiles")
     assert (c[:, 16:] == 7).all(), mistake(
@@ -182,7 +172,7 @@ def enough(known, text, got, want, why, equal=False):
 
 
 def test_wmma_warp_cuda__work(subject, reference, rng):
-    a, w = operands(rng, 32, 32, 64)
+    a, w = matrices(rng, 32, 32, 64, np.float16)
     launch = run_warp(subject, a, w)[1]
     enough("more_mma", "wmma_warp_cuda, 32 x 32 x 64: {} mma instructions",
            tensor_instructions(launch), 32 * 32 * 64 // 16**3,
@@ -223,7 +213,7 @@ def quarters(a, w, rows, columns):
 @pytest.mark.parametrize("M, N, K", SIZES)
 def test_wmma_tiled_cuda(subject, agree, rng, M, N, K):
     """c is a · wᵀ, or the message names the element, its place in a tile and the likely mistake."""
-    a, w = operands(rng, M, N, K)
+    a, w = matrices(rng, M, N, K, np.float16)
     within = np.arange(K) % BK
     want = product(a, w)
     row, column = np.arange(M)[:, None], np.arange(N)
@@ -270,21 +260,21 @@ def test_wmma_tiled_cuda(subject, agree, rng, M, N, K):
 def test_wmma_tiled_cuda__hard(subject, agree, rng):
     for a, w, parts in halves(rng, 39):
         right_parts(agree, "wmma_tiled_cuda", a, w, run_tiled(subject, a, w)[0], parts)
-    a, w = operands(rng, 3, 5, 0)
+    a, w = matrices(rng, 3, 5, 0, np.float16)
     agree(run_tiled(subject, a, w)[0], product(a, w), "float32",
           "wmma_tiled_cuda, K = 0: an empty sum is 0", mistakes={
               "stored_in_loop": ("c is stored only if there is a step over k", np.full((3, 5), 7))})
-    a, w = operands(rng, 2, 33_000, 3)
+    a, w = matrices(rng, 2, 33_000, 3, np.float16)
     c, _ = run_tiled(subject, a, w, grid=(1, 1))
     agree(c[:, :TILE], product(a, w[:TILE]), "float32", "wmma_tiled_cuda, the first of 516 tiles")
-    a, w = operands(rng, 20, 70, 40)
+    a, w = matrices(rng, 20, 70, 40, np.float16)
     agree(run_tiled(subject, a, w, np.float16)[0], product(a, w), "float16",
           "wmma_tiled_cuda, c in fp16")
 
 
 def test_wmma_tiled_cuda__work(subject, reference, rng):
     K, steps = 128, 128 // 16
-    launch = run_tiled(subject, *operands(rng, TILE, TILE, K))[1]
+    launch = run_tiled(subject, *matrices(rng, TILE, TILE, K, np.float16))[1]
     enough("more_mma", "wmma_tiled_cuda, a tile of 64 x 64 and 128 k: {} mma instructions",
            tensor_instructions(launch), 16 * steps, "Use four for each 16 k of each warp.",
            equal=True)
@@ -297,7 +287,7 @@ def test_wmma_tiled_cuda__work(subject, reference, rng):
     assert conflicts <= 1.01, mistake(
         "conflicts", f"wmma_tiled_cuda: bank conflicts: shared memory takes {conflicts:.3g} times "
         f"as many passes as necessary. Rows of c_tile are TILE + PAD numbers apart.")
-    a, w = operands(rng, TILE + 2, TILE + 2, K)
+    a, w = matrices(rng, TILE + 2, TILE + 2, K, np.float16)
     same_work("wmma_tiled_cuda", run_tiled(subject, a, w)[1], run_tiled(reference, a, w)[1])
 
 
@@ -311,17 +301,6 @@ def run_triton(subject, a, w, BM, BN, BK, precision, grid=None):
     launch = subject.launch("matmul_dot_triton", grid or (-(-M // BM), -(-N // BN)),
                             args=(a, w, c, M, N, K), BM=BM, BN=BN, BK=BK, PRECISION=precision)
     return c, launch
-
-
-def tensors(rng, M, N, K, dtype):
-    """a (M, K) and w (N, K) as tensors."""
-    return [torch.from_numpy(x).to(getattr(torch, dtype))
-            for x in operands(rng, M, N, K, np.float32)]
-
-
-def tf32(x):
-    """fp32 with the 13 last bits cut off, as tensor cores read it."""
-    return (x.astype(np.float32).view(np.int32) & ~0x1FFF).view(np.float32)
 
 
 @pytest.mark.parametrize("M, N, K, BM, BN, BK, dtype, precision", TILES)
@@ -398,7 +377,7 @@ def test_matmul_wmma_cuda(subject, agree, rng):
 
 def test_rows_that_start_anywhere(subject, agree, rng):
     """Contiguous, but not at a multiple of 16 bytes."""
-    a = torch.from_numpy(operands(rng, 1, 1, 20 * 32 + 1)[0][0])
+    a = torch.from_numpy(matrices(rng, 1, 1, 20 * 32 + 1, np.float16)[0][0])
     w = tensors(rng, 9, 9, 32, "float16")[1]
     left = a[1:].view(20, 32)
     agree(subject.matmul_wmma_cuda(left, w), product(left.double().numpy(), w.double().numpy()),

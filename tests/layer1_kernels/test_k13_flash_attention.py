@@ -13,6 +13,7 @@ from lab.judge.mistakes import mistake
 from lab.judge.pace import numbers
 from lab.judge.subject import Raised
 from lab.judge.work import same_work
+from tests.layer1_kernels.matmul_cases import tf32
 
 SIZES = [   # B, T, N, H, G, D, causal, dtype, BM, BN
     (1, 20, 77, 4, 2, 32, True, "float16", 16, 32),     # ragged, grouped heads, N > T
@@ -62,11 +63,6 @@ def score(q, k):
 
 def mix(weights, v):
     return np.einsum("bthn,bnhd->bthd", weights, v)
-
-
-def tf32(x):
-    """fp32 with the 13 last bits cut off, as tensor cores read it."""
-    return (x.astype(np.float32).view(np.int32) & ~0x1FFF).view(np.float32).astype(np.float64)
 
 
 def stored(x, dtype):

@@ -12,6 +12,7 @@ from lab.judge.compare import brief
 from lab.judge.mistakes import mistake, same_report
 from lab.judge.pace import made_by, numbers
 from lab.judge.work import same_work
+from tests.layer1_kernels.row_cases import at
 
 GROUPS = (1024, 512, 256, 128, 64, 32, 16)
 GEMV = [(5, 96, 8, 16, "float32", 1), (17, 256, 8, 128, "bfloat16", 2),
@@ -61,14 +62,6 @@ def tensors(*arrays):
     import torch
 
     return [torch.from_numpy(a) for a in arrays]
-
-
-def at(index):
-    return f"row {index[0]}, column {index[1]}"
-
-
-def ceil(a, b):
-    return -(-a // b)
 
 
 def telling(want, mistakes):
@@ -235,7 +228,7 @@ def unpacked(subject, packed, block):
     """(low, high, launch) of unpack_all_triton."""
     n = len(packed)
     operands = tensors(packed, *np.full((2, n), 7, np.float32))
-    launch = subject.launch("unpack_all_triton", ceil(n, block), args=(*operands, n), BLOCK=block)
+    launch = subject.launch("unpack_all_triton", -(-n // block), args=(*operands, n), BLOCK=block)
     return *operands[1:], launch
 
 
@@ -287,7 +280,7 @@ def run_gemv(subject, x, packed, scales, bits, group, splits=1, bn=BN, bb=BB):
     """y (splits, N) and the launch."""
     N, row = packed.shape
     operands = tensors(packed, scales, np.full((splits, N), 7, np.float32))
-    span = ceil(ceil(row, bb), splits) * bb
+    span = -(-row // (bb * splits)) * bb
     with (same_report("no_rows_mask", "Rows from N on are not there: mask w with `n_inside` too.",
                       kind="out_of_bounds", array="packed"),
           same_report("no_store_mask", "The last program may have rows from N on: store if n < N.",
@@ -295,7 +288,7 @@ def run_gemv(subject, x, packed, scales, bits, group, splits=1, bn=BN, bb=BB):
           same_report("one_row_of_y", "Split s stores its sums at y + s · N.",
                       kind="race", array="y")):
         launch = subject.launch(
-            "quantized_gemv_triton", (ceil(N, bn), splits),
+            "quantized_gemv_triton", (-(-N // bn), splits),
             args=(x, *operands, N, row, scales.shape[1], span),
             BITS=bits, GROUP=group, BN=bn, BB=bb)
     return operands[-1], launch
@@ -315,7 +308,7 @@ def right_gemv(agree, got, x, q, scales, packed, how, what="", bb=BB):
     terms, raw = x * weights, x * q
     k, bytes_ = np.arange(K), group * bits // 8
     byte = k // group * bytes_ + k % group % bytes_             # of number k
-    span = ceil(ceil(packed.shape[1], bb), splits) * bb
+    span = -(-packed.shape[1] // (bb * splits)) * bb
 
     def parts(terms, of=True):
         """(splits, N): sums over the bytes of each split, of the terms that `of` selects."""

@@ -9,6 +9,7 @@ from lab.judge.mistakes import mistake, named
 from lab.judge.pace import numbers
 from lab.judge.subject import Raised
 from lab.judge.work import same_work
+from tests.layer1_kernels.matmul_cases import matrices, product
 
 BM, WM, WN, BK = 128, 64, 32, 8
 THREADS = 256
@@ -16,17 +17,6 @@ TILE_BYTES = BK * (BM + 4) * 4
 KERNELS = "matmul_warp_cuda", "matmul_buffered_cuda"
 RAGGED = 60, 130, 20                    # two blocks; 3 steps, the last half empty
 WHOLE = 128, 128, 64                    # one block, 8 steps
-
-
-def operands(rng, M, N, K):
-    """a (M, K), w (N, K)."""
-    return [rng.standard_normal((rows, K), dtype=np.float32) for rows in (M, N)]
-
-
-def product(a, w, of=None):
-    """a · wᵀ in float64, of some of the k."""
-    of = np.ones(a.shape[1]) if of is None else of
-    return (a * of).astype(np.float64) @ w.astype(np.float64).T
 
 
 def run(subject, kernel, a, w):
@@ -96,7 +86,7 @@ def test_predict_warp_ratio(subject, rng):
     from lab import simulator
     from layer1_kernels import matmul_registers_cuda, matmul_warp_tiles_cuda
 
-    a, w = (torch.from_numpy(x) for x in operands(rng, 128, 128, BK))
+    a, w = (torch.from_numpy(x) for x in matrices(rng, 128, 128, BK))
     with simulator.trace() as trace:
         matmul_registers_cuda(a, w)
         matmul_warp_tiles_cuda(a, w, "matmul_warp_cuda")
@@ -193,7 +183,7 @@ def arrangements(want):
 
 
 def test_multiply_warp_cuda(subject, agree, rng):
-    a, w = operands(rng, *RAGGED)
+    a, w = matrices(rng, *RAGGED)
     with report("eight_wide", "A warp tile of 32 columns is 8 float4, and a lane has two of them, "
                 "half apart: so four lanes stand side by side, in eight rows.", "out_of_bounds"):
         c, _ = run(subject, "matmul_warp_cuda", a, w)
@@ -204,7 +194,7 @@ def test_multiply_warp_cuda(subject, agree, rng):
 
 
 def test_multiply_warp_cuda__work(subject, reference, rng):
-    a, w = operands(rng, *WHOLE)
+    a, w = matrices(rng, *WHOLE)
     launch, own = (run(side, "matmul_warp_cuda", a, w)[1] for side in (subject, reference))
     same_work("multiply_warp_cuda", launch, own)
 
@@ -213,7 +203,7 @@ def test_multiply_warp_cuda__work(subject, reference, rng):
 
 
 def test_matmul_buffered_cuda(subject, agree, rng):
-    a, w = operands(rng, *RAGGED)
+    a, w = matrices(rng, *RAGGED)
     k = np.arange(a.shape[1])
     with report("no_first_barrier", "The first pair of tiles is read before all threads have "
                 "kept their part of it.", "race", "is read", buffer=0), \
@@ -235,12 +225,12 @@ def test_matmul_buffered_cuda(subject, agree, rng):
 @pytest.mark.parametrize("M, N, K", [(1, 1, 4), (128, 35, 8), (3, 5, 0)])
 def test_matmul_buffered_cuda__short(subject, agree, rng, M, N, K):
     """One step, and none."""
-    a, w = operands(rng, M, N, K)
+    a, w = matrices(rng, M, N, K)
     right(agree, "matmul_buffered_cuda", a, w, run(subject, "matmul_buffered_cuda", a, w)[0])
 
 
 def test_matmul_buffered_cuda__work(subject, reference, rng):
-    a, w = operands(rng, *WHOLE)
+    a, w = matrices(rng, *WHOLE)
     launch, own = (run(side, "matmul_buffered_cuda", a, w)[1] for side in (subject, reference))
     steps = WHOLE[2] // BK
     why = "right, but one barrier a step is enough: there are two pairs of tiles"
@@ -262,7 +252,7 @@ def test_matmul_warp_tiles_cuda(subject, agree, rng):
     import torch
 
     for M, N, K in ((129, 3, 100), (2, 200, 36)):
-        a, w = operands(rng, M, N, K)
+        a, w = matrices(rng, M, N, K)
         for kernel in KERNELS:
             got = subject.matmul_warp_tiles_cuda(*map(torch.from_numpy, (a, w)), kernel)
             agree(got, product(a, w), "float32", f"{kernel}, {(M, N, K)}")

@@ -9,6 +9,7 @@ from lab.judge.mistakes import mistake, named
 from lab.judge.pace import numbers
 from lab.judge.subject import Raised
 from lab.judge.work import same_work
+from tests.layer1_kernels.matmul_cases import matrices, product
 
 TILE, BK, CHUNK, STAGES = 64, 64, 8, 3
 STAGE_BYTES = TILE * BK * 2             # of one operand
@@ -18,27 +19,12 @@ ONE_BLOCK = 64, 64, 320                 # 5 steps
 FLAT = {"BM": 32, "BN": 64, "BK": 32, "GROUP": 8, "num_warps": 4, "num_stages": 3}
 
 
-def operands(rng, M, N, K):
-    """a (M, K), w (N, K)."""
-    return [rng.standard_normal((rows, K)).astype(np.float16) for rows in (M, N)]
-
-
-def product(a, w, of=None):
-    """a · wᵀ in float64, of some of the k."""
-    of = np.ones(a.shape[1]) if of is None else of
-    return (a * of).astype(np.float64) @ w.astype(np.float64).T
-
-
 def run(subject, kernel, a, w):
     """(c, launch)."""
     (M, K), N = a.shape, len(w)
     c = np.full((M, N), 7, np.float32)
     grid = -(-N // TILE), -(-M // TILE)
     return c, subject.launch(kernel, grid, THREADS[kernel], (a, w, c, M, N, K))
-
-
-def tensor_instructions(launch):
-    return launch.launches[0]["totals"]["instructions"].get("tensor core", 0)
 
 
 def right(agree, kernel, a, w, c, mistakes=None):
@@ -70,7 +56,8 @@ def report(name, sentence, *parts, stage=None):
 
 def test_bytes_in_flight(subject, reference, rng):
     """A pair of tiles is as large as what the course's kernel loads in a step."""
-    pair = run(reference, "matmul_mma_cuda", *operands(rng, *ONE_BLOCK))[1].bytes("load") // 5
+    a, w = matrices(rng, *ONE_BLOCK, np.float16)
+    pair = run(reference, "matmul_mma_cuda", a, w)[1].bytes("load") // 5
     for stages in (1, 2, 3, 7):
         got = subject.bytes_in_flight(stages)
         why = {stages * pair: ("tile_in_use", "one stage is being multiplied, and not copied"),
@@ -144,7 +131,7 @@ def by_pairs(a, w):
 
 
 def test_multiply_tile_cuda(subject, reference, agree, rng):
-    a, w = operands(rng, *RAGGED)
+    a, w = matrices(rng, *RAGGED, np.float16)
     c, launch = run(subject, "matmul_mma_cuda", a, w)
     k, row = np.arange(a.shape[1]), np.arange(128)[:, None]
     turned = np.arange(8) ^ row % 8
@@ -175,7 +162,7 @@ STILL_READ = "is written by cp.async here and read"
 
 
 def test_matmul_staged_cuda(subject, agree, rng):
-    a, w = operands(rng, *RAGGED)
+    a, w = matrices(rng, *RAGGED, np.float16)
     with report("wait_one_more", "The tile of this step may still be on its way: how many younger "
                 "groups may be open?", "race", TOO_YOUNG), \
             report("commit_if_copied", "The count of open groups is one short at the end: without "
@@ -192,13 +179,13 @@ def test_matmul_staged_cuda(subject, agree, rng):
 def test_matmul_staged_cuda__short(subject, agree, rng):
     """One step, fewer than there are stages; and nothing to add up."""
     for M, N, K in ((3, 5, 8), (2, 2, 0)):
-        a, w = operands(rng, M, N, K)
+        a, w = matrices(rng, M, N, K, np.float16)
         c, _ = run(subject, "matmul_staged_cuda", a, w)
         agree(c, product(a, w), "float32", f"matmul_staged_cuda, {(M, N, K)}", unwritten=7)
 
 
 def test_matmul_staged_cuda__work(subject, reference, rng):
-    a, w = operands(rng, *ONE_BLOCK)
+    a, w = matrices(rng, *ONE_BLOCK, np.float16)
     launch = run(subject, "matmul_staged_cuda", a, w)[1]
     own = run(reference, "matmul_staged_cuda", a, w)[1]
     steps = ONE_BLOCK[2] // BK
@@ -230,9 +217,9 @@ def test_matmul_ring_cuda(subject, agree, rng):
               "before its first, and each stage needs both arrivals in each round."
     with named("blocked", blocked, lambda error: getattr(error, "kind", "") in (
             "deadlock", "endless")), reports[0], reports[1], reports[2]:
-        a, w = operands(rng, 65, 70, 2 * BK)
+        a, w = matrices(rng, 65, 70, 2 * BK, np.float16)
         right(agree, "matmul_ring_cuda", a, w, run(subject, "matmul_ring_cuda", a, w)[0])
-        a, w = operands(rng, *RAGGED)
+        a, w = matrices(rng, *RAGGED, np.float16)
         c, _ = run(subject, "matmul_ring_cuda", a, w)
     why = "right as long as no stage is used twice: which phase is it the second time?"
     again = differ(c, product(a, w))
@@ -246,7 +233,7 @@ def differ(c, want):
 
 
 def test_matmul_ring_cuda__work(subject, reference, rng):
-    a, w = operands(rng, *ONE_BLOCK)
+    a, w = matrices(rng, *ONE_BLOCK, np.float16)
     launches = [run(side, "matmul_ring_cuda", a, w)[1] for side in (subject, reference)]
     same_work("matmul_ring_cuda", *launches)
 
@@ -265,7 +252,7 @@ def test_matmul_flat_triton(subject, agree, rng):
     import torch
 
     M, N, K, P = 70, 136, 72, 4                     # 9 tiles
-    a, w = (torch.from_numpy(x) for x in operands(rng, M, N, K))
+    a, w = (torch.from_numpy(x) for x in matrices(rng, M, N, K, np.float16))
     c = torch.full((M, N), 7, dtype=torch.float16)
     subject.launch_flat(a, w, c, P, FLAT)
     left, right_ = a.double().numpy(), w.double().numpy()
@@ -311,7 +298,7 @@ def test_matmul_pipelined_cuda(subject, agree, rng):
     import torch
 
     for M, N, K in ((1, 129, 128), (3, 5, 1000)):
-        a, w = (torch.from_numpy(x) for x in operands(rng, M, N, K))
+        a, w = (torch.from_numpy(x) for x in matrices(rng, M, N, K, np.float16))
         want = product(a.numpy(), w.numpy())
         agree(subject.matmul_pipelined_cuda(a, w), want, "float32",
               f"matmul_pipelined_cuda, {(M, N, K)}")

@@ -9,6 +9,7 @@ from lab.judge.mistakes import mistake
 from lab.judge.pace import numbers
 from lab.judge.subject import Raised
 from lab.judge.work import same_work
+from tests.layer1_kernels.matmul_cases import tf32
 from tests.layer1_kernels.oracle_k18_flash_backward import (
     BM,
     BN,
@@ -22,7 +23,6 @@ from tests.layer1_kernels.oracle_k18_flash_backward import (
     inputs,
     plain,
     tensor_flops,
-    tf32,
     tile_answers,
     visited,
 )
@@ -338,15 +338,6 @@ def test_queries_pass_triton__low_scores(subject, agree, rng):
 
 
 # ---- the launcher, and attention that trains
-
-
-@pytest.fixture
-def triton_on_the_cpu():
-    from lab import simulator
-
-    simulator.activate_triton()
-    yield
-    simulator.deactivate_triton()
 
 
 @pytest.mark.parametrize("size", [

@@ -16,10 +16,6 @@ SIZES = [(20, 40, 160, 64, 32), (20, 80, 96, 32, 32), (20, 40, 200, 32, 32),
          (1, 16, 32, 32, 32), (33, 7, 129, 64, 64)]         # M, N, K, GROUP, BK
 
 
-def ceil(a, b):
-    return -(-a // b)
-
-
 def e4m3(x):
     """An array or tensor as a tensor of e4m3, each number the nearest."""
     import torch
@@ -86,7 +82,7 @@ def run_quantize(subject, x, group):
     import torch
 
     M, K = x.shape
-    groups = ceil(K, group)
+    groups = -(-K // group)
     q = e4m3(torch.full((M, K), 7.0))
     scales = torch.full((M, groups), 7.0)
     launch = subject.launch("quantize_triton", (M, groups), args=(x, q, scales, K, groups),
@@ -227,10 +223,10 @@ def test_DelayedScale_update__zeros(subject):
 
 def operands(rng, M, N, K, group):
     """Codes -3 to 3, and scales that are powers of two, 1/8 to 8: every sum is exact in fp32."""
-    groups = ceil(K, group)
+    groups = -(-K // group)
     a, w = (rng.integers(-3, 4, (rows, K)).astype(np.float64) for rows in (M, N))
     a_scales, w_scales = (2.0 ** rng.integers(-3, 4, (rows, groups))
-                          for rows in (M, ceil(N, group)))
+                          for rows in (M, -(-N // group)))
     return a, w, a_scales, w_scales
 
 
@@ -242,9 +238,9 @@ def run_matmul(subject, a, w, a_scales, w_scales, group, BK):
     N = len(w)
     c = torch.full((M, N), 7.0)
     scales = [torch.from_numpy(np.ascontiguousarray(s, np.float32)) for s in (a_scales, w_scales)]
-    programs = ceil(M, TILE["BM"]) * ceil(N, TILE["BN"])
+    programs = -(-M // TILE["BM"]) * -(-N // TILE["BN"])
     launch = subject.launch("fp8_matmul_triton", programs, None, (
-        e4m3(a), e4m3(w), *scales, c, M, N, K, ceil(K, group)), GROUP=group, BK=BK, **TILE,
+        e4m3(a), e4m3(w), *scales, c, M, N, K, -(-K // group)), GROUP=group, BK=BK, **TILE,
         capability=89)
     return c, launch
 
@@ -310,8 +306,8 @@ def test_fp8_matmul_triton__random(subject, agree, rng):
     """Any codes and any scales, as quantising gives them."""
     M, N, K, group = 20, 40, 200, 64
     a, w = (decoded(e4m3(rng.standard_normal((rows, K)) * 100)) for rows in (M, N))
-    a_scales, w_scales = (rng.uniform(0.01, 1, (rows, ceil(K, group))).astype(np.float32)
-                          for rows in (M, ceil(N, group)))
+    a_scales, w_scales = (rng.uniform(0.01, 1, (rows, -(-K // group))).astype(np.float32)
+                          for rows in (M, -(-N // group)))
     case = a, w, a_scales.astype(np.float64), w_scales.astype(np.float64)
     c, _ = run_matmul(subject, *case, group, 32)
     right_product(agree, c, case, group, 32, "float32", "random numbers")
@@ -378,15 +374,6 @@ def test_promoted_sum__nothing(subject):
 
 
 # ---- the launchers
-
-
-@pytest.fixture
-def triton_on_the_cpu():
-    from lab import simulator
-
-    simulator.activate_triton()
-    yield
-    simulator.deactivate_triton()
 
 
 def as_tensors(rng, *shapes):

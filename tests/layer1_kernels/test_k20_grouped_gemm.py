@@ -55,10 +55,6 @@ def sevens(*shape):
     return np.full(shape, -7, np.int32)
 
 
-def ceil(a, b):
-    return -(-a // b)
-
-
 # ---- the prediction
 
 
@@ -88,7 +84,7 @@ def test_predict_rows(subject, reference, rng):
 
 
 def run_count(subject, flat, E, block):
-    counts = sevens(ceil(len(flat), block), E)
+    counts = sevens(-(-len(flat) // block), E)
     operands = tensors(flat, counts)
     launch = subject.launch("count_triton", len(counts), args=(*operands, len(flat)), E=E,
                             BLOCK=block, num_warps=1)
@@ -388,7 +384,7 @@ def test_grouped_gemm_triton__work(subject, reference):
         run_gemm(side, *operands, order, offsets, weights)
     own, course = map(last_launch, (subject, reference))
     got, want = tensor_flops(own), tensor_flops(course)
-    rows = 2 * K * ceil(N, TILE["BN"]) * TILE["BN"]             # FLOPs of a row
+    rows = 2 * K * -(-N // TILE["BN"]) * TILE["BN"]             # FLOPs of a row
     assert got, mistake("no_tensor_cores", "grouped_gemm_triton multiplies float16 without tensor "
                         "cores: product_triton has a tl.dot")
     assert got <= want, mistake("more_rows", f"grouped_gemm_triton multiplies {got / rows:g} rows "

@@ -14,8 +14,8 @@ from layer1_kernels import (
     quantized_matmul_torch,
 )
 from layer1_kernels.k15_quantized_matmul import KERNELS, quantized_matmul_oracle
+from tests.layer1_kernels.row_cases import at
 from tests.layer1_kernels.test_k15_quantized_matmul import (
-    at,
     case,
     dequantized,
     pack,

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.random import Generator
 from torch import Tensor
 
 Levels = Sequence[float]
@@ -66,12 +65,6 @@ def settled(codes: np.ndarray, x: np.ndarray, scales: np.ndarray, levels: Levels
     as_good = (np.abs(np.abs(ratio) - values[some])
                <= np.abs(np.abs(ratio) - values[np.abs(own)]) + 1e-4)
     return np.where(as_good & (codes * own >= 0) & (np.abs(codes.astype(int)) == some), own, codes)
-
-
-def untied(rng: Generator, x: np.ndarray, kind: str | None) -> np.ndarray:
-    """x, changed so that no number is halfway between two codes, as simple fractions are."""
-    noise = rng.uniform(0.99, 1, x.shape).astype(x.dtype)
-    return x * noise if kind in ("tied", "exact_sums") else x
 
 
 def packed(codes: np.ndarray, levels: Levels) -> np.ndarray:        # (…, D) -> (…, bytes)

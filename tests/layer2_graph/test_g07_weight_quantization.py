@@ -14,17 +14,12 @@ from lab.judge.subject import Raised
 from layer2_graph import LEVELS, dequantize, gptq, is_matrix, load, quantize, schemes
 from layer2_graph.g07_weight_quantization import SHRINK, in_a_byte
 from layer2_graph.models import SMALL
+from tests.layer2_graph.quantization_cases import untied
 
 FORMATS = ("fp4", "int4", "ternary", "fp8", "int8")
 FINITE = {name: make for name, make in VALUES.items()
           if name not in ("infinite", "not_a_number")} | {
               "around -3000": lambda rng, shape: shifted(rng, shape, -3000)}
-
-
-def untied(rng, x, kind):
-    """x, changed so that no number is halfway between two codes: simple fractions would be."""
-    noise = rng.uniform(0.99, 1, x.shape).astype(x.dtype)
-    return x * noise if kind in ("tied", "exact_sums") else x
 
 
 # ---- predict_model_bits

@@ -21,9 +21,9 @@ from tests.layer2_graph.oracle_g08_activation_kv_quantization import (
     product,
     settled,
     split_product,
-    untied,
     zeroed,
 )
+from tests.layer2_graph.quantization_cases import untied
 
 FINITE = {WORDS[kind]: make for kind, make in VALUES.items()
           if kind not in ("infinite", "not_a_number")} | {

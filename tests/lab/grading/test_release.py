@@ -104,9 +104,13 @@ def test_what_ships(edition):
 
 
 def test_graders_ship_with_what_they_compare_with():
-    for name in ("g08", "k14"):
+    """Files beside the tests, which these import themselves, or what they import does."""
+    for name, *beside in (
+            ("g08", "oracle_g08_activation_kv_quantization", "quantization_cases"),
+            ("k05", "matmul_cases"), ("k14", "oracle_k14_paged_attention"),
+            ("k18", "oracle_k18_flash_backward", "matmul_cases")):
         lesson = course.find(name)
-        assert len(lesson.graders) == 2
+        assert [path.stem for path in lesson.graders] == [f"test_{lesson.id}", *beside]
         for path in lesson.graders:
             assert release.grader(release.edition([name]), path.relative_to(ROOT))
             assert not release.grader(release.edition(["k01"]), path.relative_to(ROOT))

@@ -58,7 +58,7 @@ def test_a_mistake_that_gives_the_right_answer_explains_nothing():
     want, got = np.array([1.0, 2.0]), np.array([1.0, 2.0005])
     for mistake, told in ((want.copy(), False), (want, True)):
         with pytest.raises(AssertionError) as wrong:
-            compare.agree(got, want, 1e-6, "y", mistakes={"one cancels": mistake})
+            compare.agree(got, want, 1e-6, "y", mistakes={"cancels": ("one cancels", mistake)})
         assert ("when one cancels" in str(wrong.value)) == told
 
 

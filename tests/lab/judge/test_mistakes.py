@@ -73,10 +73,10 @@ def test_two_ids_of_one_array_with_one_sentence_are_a_mistake_of_the_course():
                                                       "b": ("it is lost", [3.0])})
 
 
-def test_mistakes_of_lessons_without_ids_have_no_id():
-    with pytest.raises(AssertionError, match="when it is doubled") as failure:
-        compare.agree([2.0], [1.0], 0, "y", mistakes={"it is doubled": (2.0,)})
-    assert mistakes.of(failure.value)[0] == ""
+def test_each_mistake_of_an_array_has_an_id_and_a_sentence():
+    with pytest.raises(TypeError):
+        compare.agree([2.0], [1.0], 0, "y", mistakes={"it is doubled": 2.0})
+    assert refused([2.0], [1.0], doubled=("it is doubled", (2.0,)))[0] == "doubled"
 
 
 def test_a_plain_assertion_has_an_id():

@@ -71,13 +71,14 @@ def test_a_factor_of_almost_one_is_no_factor():
 
 def test_a_known_mistake_comes_first():
     with pytest.raises(AssertionError, match="comes out when it is halved") as caught:
-        agree(ROWS / 2, ROWS, 1e-5, "rows", mistakes={"it is halved": ROWS / 2})
+        agree(ROWS / 2, ROWS, 1e-5, "rows", mistakes={"halved": ("it is halved", ROWS / 2)})
     assert "1/2" not in str(caught.value)
 
 
 def test_a_mistake_of_nothing_but_nan_is_one_among_others():
     with pytest.raises(AssertionError, match=r"comes out \(among others\) when it overflows"):
-        agree(ROWS * np.nan, ROWS, 1e-5, "rows", mistakes={"it overflows": ROWS * np.nan})
+        agree(ROWS * np.nan, ROWS, 1e-5, "rows", mistakes={
+            "overflows": ("it overflows", ROWS * np.nan)})
 
 
 def test_a_right_number_that_is_lost_in_a_large_one_explains_nothing():
@@ -85,5 +86,5 @@ def test_a_right_number_that_is_lost_in_a_large_one_explains_nothing():
     before = np.full(4, 7e7)
     with pytest.raises(AssertionError) as caught:
         agree(before + 5435, np.full(4, 5435.0), 1e-5, "sums", mistakes={
-            "nothing is passed on": before})
+            "stops": ("nothing is passed on", before)})
     assert "nothing is passed on" not in str(caught.value)
