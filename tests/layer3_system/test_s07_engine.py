@@ -252,7 +252,7 @@ def test_run_step__no_request_can_run(subject):
     outputs = subject.run_step(engine)
     assert not parts["launch"].calls, mistake(
         "launches_nothing", "run_step: the counts are empty, and you launched a step.")
-    assert outputs == [], f"run_step: nothing was computed, but outputs are {outputs!r}"
+    assert not outputs, f"run_step: nothing was computed, but outputs are {outputs!r}"
     assert engine.counts == {}, mistake("stale_counts", (
         f"run_step: the counts are empty, engine.counts is {engine.counts!r}, an older step's."))
 
