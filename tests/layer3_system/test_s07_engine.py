@@ -287,7 +287,7 @@ def test_run_step__an_error_comes_through(subject):
         with pytest.raises(Raised):
             outputs = subject.run_step(engine)
             raise AssertionError(mistake("swallows", (
-                f"run_step: {name} raised, and you return {outputs!r}: nobody will know of it. Let "
+                f"run_step: {name} raised, and you return {outputs!r}: no one will know of it. Let "
                 f"the exception through."), "let the exception through"))
 
 
