@@ -50,12 +50,12 @@ def tensors(dtype, *arrays):
 def telling(name, want, mistakes):
     """{id: (sentence with the exercise as its subject, what it gives)} of the mistakes that can be
     seen here: in one step, say, the first is the whole sum."""
-    return {known: (f"{name} {sentence}", gives) for known, (sentence, gives) in mistakes.items()
+    return {known: (f"{name} {action}", gives) for known, (action, gives) in mistakes.items()
             if not np.allclose(gives, want, rtol=2e-3, atol=0, equal_nan=True)}
 
 
 def of_gates(gate, up):
-    """{id: (sentence, what it gives)} from gate and up in float64."""
+    """{id: (what the kernel does, what it gives)} from gate and up in float64."""
     grown = np.exp(gate.astype(np.float32)).astype(np.float64)
     return {
         "silu_of_up": ("applies SiLU to up; apply it to gate", silu(up) * gate),
@@ -235,7 +235,7 @@ def test_matmul_swiglu_triton(subject, agree, rng, T, C, F, dtype):
 
 
 def of_loop(x, w):
-    """{id: (sentence, what it gives)} of the walk along C."""
+    """{id: (what the kernel does, what it gives)} of the walk along C."""
     (T, C), F = x.shape, len(w) // 2
     gate, up = sums(x, w)
     last = max(C - 1, 0) // BC * BC
