@@ -74,7 +74,7 @@ def forget_environment():
 
 
 def grading_seed():
-    """The seed of the random inputs of an instructor's run: drawn, so that nobody knows it before,
+    """The seed of the random inputs of an instructor's run: drawn, so that no one knows it before,
     or LAB_SEED, which repeats a run."""
     return int(os.environ.get("LAB_SEED") or secrets.randbits(128))
 

@@ -236,7 +236,7 @@ matmul_ring_cuda(const half* a, const half* w, float* c, int M, int N, int K)
     for (int t = 0; t < steps; t++) {
         int s = t % RING, phase = t / RING % 2;
         if (warp == 4) {
-            await(&empty[s], phase ^ 1);        // nobody has used a fresh stage: it counts as empty
+            await(&empty[s], phase ^ 1);        // a fresh stage was never used: it counts as empty
             fetch_step(t);
             arrive_after_copies(&full[s]);
         } else {

@@ -31,7 +31,7 @@ __all__ = ["MoELayer", "MoELlama", "balance_loss", "gate", "keep_within", "llama
 def predict_loaded():
     """Experts whose weights a layer reads in one step: 4 sequences decode, each token chooses 2 of
     8 experts, and the router spreads them evenly."""
-    # exercise: what is the chance that nobody chooses a certain expert?
+    # exercise: what is the chance that no token chooses a certain expert?
     return 8 * (1 - (1 - 2 / 8) ** 4)
 
 

@@ -135,7 +135,7 @@ def run_program(queues: Sequence[Sequence[Instruction]], machine: Machine,
     RuntimeError, from `stuck`, names the first block that waits if none can go on.
     """
     rng = random.Random(seed)
-    # exercise: while there are instructions: who can go on? One of them: execute, then signal
+    # exercise: while there are instructions: which blocks can go on? One: execute, then signal
     rest = [deque(queue) for queue in queues]
     order = []
     while any(rest):

@@ -191,10 +191,11 @@ def prepare(folder, prompts, count, ignore=()):
 def generate(
     table: Annotated[str, typer.Option("--kernels", help="torch, triton, cuda or mine")] = "torch",
     model: Annotated[Path | None, typer.Option(
-        metavar="FOLDER", help="as Hugging Face has it; else the small model, or the nano model "
-                               "if kernels run in the simulator")] = None,
-    tokens: Annotated[int, typer.Option(min=1, help="at most, for each prompt")] = 40,
-    prompt: Annotated[list[str] | None, typer.Option(help="may be given several times")] = None,
+        metavar="FOLDER", help="a model as Hugging Face has it; else the small model, or the "
+                               "nano model if kernels run in the simulator")] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="most tokens for each prompt")] = 40,
+    prompt: Annotated[list[str] | None, typer.Option(
+        help="a text to continue; may be repeated")] = None,
     ignore: IGNORE = None,
     desk: Annotated[Path | None, typer.Option(help="another desk than work/")] = None,
 ):

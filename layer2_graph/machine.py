@@ -126,7 +126,7 @@ class Machine:
         self.counters = [0] * (STAGES * m.L + 2)
 
     def execute(self, instruction: Instruction) -> None:
-        """Compute and write the rows of an instruction. Nobody waits or signals here."""
+        """Compute and write the rows of an instruction. It neither waits nor signals."""
         op, i, begin, end = instruction[:4]
         rows = slice(begin, end)
         w = self.weights

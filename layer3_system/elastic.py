@@ -120,7 +120,7 @@ def meet() -> None:
 def options_of() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--save", type=Path, required=True, help="a folder for checkpoints")
-    parser.add_argument("--steps", type=int, default=60, help="of the whole training")
+    parser.add_argument("--steps", type=int, default=60, help="steps of the whole training")
     parser.add_argument("--every", type=int, default=5, help="steps between saves")
     parser.add_argument("--losses", type=Path, help="a file of losses, one a line")
     parser.add_argument("--waiting", action="store_true", help="training waits for each save")

@@ -1,4 +1,4 @@
-"""Given code round expert parallelism: who gets which expert, and fewer bytes a row
+"""Given code round expert parallelism: which rank gets which expert, and fewer bytes a row
 
 W: ranks   E: experts   R: rows   C: model width
 """

@@ -4,7 +4,7 @@ L: layers   n: pages of a prompt   S: slots of a page   G D: kv heads, head widt
 A process that computes prompts sends each layer's pages while it computes the next layer. Another
 process writes the answers. What travels is a part: one page of one layer, 2·S·G·D numbers.
 Parts arrive in any order, twice, late or torn; each counts once. The sender's pages are given back
-only when nobody can still read them.
+only when nothing can still read them.
 """
 
 from collections.abc import Collection, Sequence
@@ -56,7 +56,7 @@ def parts_done(begin: int, end: int, prompt: int, S: int) -> list[int]:
 
 class Outbox:
     """The pages of one request that are sent, on the sender's side. They must not change until
-    nobody reads them any more."""
+    nothing reads them any more."""
 
     def __init__(self, pool: BlockPool, lease_ends: float):
         """lease_ends: when the receiver has no right to them any more, in seconds"""
@@ -64,7 +64,7 @@ class Outbox:
         self.table: list[int] = []          # its pages: counted in pool.refs
         self.tickets: list[Ticket] = []     # poll() of each says "pending", "done" or "error"
         self.acknowledged = False           # the receiver has all parts
-        self.aborted = False                # nobody wants the answer
+        self.aborted = False                # the answer is no longer wanted
         self.receiver_alive = True
         self.lease_ends = lease_ends
         self.released = False               # given back

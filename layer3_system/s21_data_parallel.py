@@ -68,7 +68,7 @@ def fill_buckets(sizes: list[int], capacity: int) -> list[list[int]]:
 
 
 class Reduction:
-    """A sum over all ranks that has begun. Until `wait` returns it, nobody may touch `flat`."""
+    """A sum over all ranks that has begun. Until `wait` returns it, nothing may touch `flat`."""
 
     def __init__(self, flat: Tensor) -> None:                       # (any,)
         self.flat = flat

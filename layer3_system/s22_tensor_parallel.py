@@ -32,7 +32,7 @@ def predict_all_reduces() -> int:
     return 2 * L + 1
 
 
-# ---- who has which weights
+# ---- which rank has which weights
 
 
 def check_ranks(m: Config, n: int, name: str = "the model") -> None:

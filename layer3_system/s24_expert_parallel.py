@@ -50,7 +50,7 @@ def sort_by_expert(experts: Tensor, E: int) -> tuple[Tensor, Tensor]:   # (T, k)
     wrong = experts[(experts < 0) | (experts >= E)]
     if len(wrong):
         raise ValueError(f"sort_by_expert: an expert is {wrong[0]}, expected 0 to {E - 1}")
-    # exercise: sort the slots by expert, and count, also experts that nobody chose
+    # exercise: sort the slots by expert, and count, also experts that no token chose
     flat = experts.flatten()                                            # (T·k,)
     return flat.argsort(stable=True), torch.bincount(flat, minlength=E)
 
@@ -162,7 +162,7 @@ def moe_layer(x: Tensor, layer: MoELayer, k: int, ops: Kernels,
 
 class ExpertParallelLlama(MoELlama):
     """A Llama whose experts are on all ranks, with tokens of its own on each. All ranks must step
-    as often, one without work with a token that nobody reads."""
+    as often, one without work with a token that is never read."""
 
     def experts(self, layer: MoELayer, y: Tensor) -> Tensor:            # (T, C) -> (T, C)
         return moe_layer(y, layer, self.config.k, self.ops, self.config.renormalise)

@@ -82,7 +82,7 @@ def commit(files: Files, group: Group, step: int, data: bytes) -> None:
     file's first name, as on ext4 and XFS. POSIX does not promise that: to be portable, sync the
     folder before the rename as well.
     """
-    # exercise: a shard that is on the disk; then one rank makes the manifest; nobody leaves early
+    # exercise: a shard that is on the disk; then one rank makes the manifest; no rank leaves early
     shard = shard_name(step, group.rank)
     files.write(shard, data)
     files.sync(shard)

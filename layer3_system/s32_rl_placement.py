@@ -45,7 +45,7 @@ def policy_loss(new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor,
     return -gain[mask].mean()
 
 
-# ---- who sits where
+# ---- placing the roles
 
 
 def predict_idle_share() -> float:
@@ -54,7 +54,7 @@ def predict_idle_share() -> float:
     On all 8 ranks, the answers of a step would take 60 s and its update 20 s; on half of the ranks,
     each takes twice as long. Both groups work at the same time, and a step ends when both are done.
     """
-    # exercise: how long does a step last, and who waits how long?
+    # exercise: how long does a step last, and which ranks wait how long?
     step = max(60 * 2, 20 * 2)
     return (4 * (step - 60 * 2) + 4 * (step - 20 * 2)) / (8 * step)
 
@@ -71,7 +71,7 @@ def predict_moved_share() -> float:
 
 
 def reshard_plan(shape: tuple[int, int], source: str, target: str, W: int) -> list[Piece]:
-    """Who gives which rectangle of a matrix to whom: [(from rank, to rank, place)], none empty.
+    """Which rectangles of a matrix go where: [(from rank, to rank, place)], none empty.
 
     place: (rows, columns) of the whole matrix, each a pair (begin, end).  source: a layout that has
     each number once. Together the pieces for a rank are its part in the layout `target`; what it

@@ -125,8 +125,9 @@ def record(training: Training, state: dict[str, Any], exam: Tensor,
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--shape", choices=tuple(PEAK), default="draft")
-    parser.add_argument("--steps", type=int, default=400, help="of the whole training")
-    parser.add_argument("--minutes", type=float, default=10, help="of the processor, of this call")
+    parser.add_argument("--steps", type=int, default=400, help="steps of the whole training")
+    parser.add_argument("--minutes", type=float, default=10,
+                        help="minutes of the processor in this call")
     parser.add_argument("--arm", choices=tuple(ARMS), default="fp32", help="what is rounded")
     parser.add_argument("--recompute", action="store_true", help="layers keep their inputs alone")
     parser.add_argument("--text", type=Path, help="a file in UTF-8, in place of the stories")

@@ -58,7 +58,7 @@ def agree():
 @pytest.fixture
 def unseen(subject, reference):  # noqa: F811  (the fixture of that name)
     """unseen(name, *arguments, precision=…): a function gives what the course's own gives. For
-    inputs drawn from `rng`: nobody can know an instructor's beforehand, so answers stored for the
+    inputs drawn from `rng`: no one can know an instructor's beforehand, so answers stored for the
     inputs of the other tests do not pass. An argument that is a function makes an object of the
     lesson's on the side it is given; `shown` then says what the arguments are."""
     def check(name, *arguments, precision="float64", shown=None):

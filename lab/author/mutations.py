@@ -146,7 +146,7 @@ def tracked(*patterns):
                           check=True).stdout.split()
 
 
-# ---- who notices
+# ---- which tests notice
 
 
 def nearest(file):

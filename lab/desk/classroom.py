@@ -25,7 +25,7 @@ def rows(reports):
 
 
 def result(reports):
-    """What the reporter reads. An exercise that nobody attempted is no failure of the run."""
+    """What the reporter reads. An exercise that no one attempted is no failure of the run."""
     verdicts = {e["verdict"] for report in reports for e in report["exercises"]}
     tests = list(rows(reports))
     return {"version": 1, "status": "fail" if verdicts & {"fail", "error"} else "pass",

@@ -36,7 +36,7 @@ def submit(lessons: LessonWords = None,
 def grade(
     submissions: Annotated[Path, typer.Argument(metavar="SUBMISSIONS",
                                                 help="a folder of what students sent")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="for the journal and the reports")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="where the journal and the reports go")],
     lessons: Annotated[str | None, typer.Option(help="ids, separated by commas; all if not given")]
         = None,
     jobs: Annotated[int, typer.Option(min=1, help="units at a time")] = device.workers(),
@@ -47,8 +47,8 @@ def grade(
         "--require-sandbox", help="refuse to grade where only limits hold")] = False,
     roster: Annotated[Path | None, typer.Option(help="a Canvas gradebook, or a CSV with a column "
                                                      "student")] = None,
-    points: Annotated[Path | None, typer.Option(help="instead of grading.toml beside SUBMISSIONS")]
-        = None,
+    points: Annotated[Path | None, typer.Option(
+        help="a file to use instead of grading.toml beside SUBMISSIONS")] = None,
     overrides: Annotated[Path | None, typer.Option(help="a CSV of regrades")] = None,
     best: Annotated[bool, typer.Option("--best", help="a student's best submission counts, not "
                                                       "the latest")] = False,

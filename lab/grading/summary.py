@@ -103,7 +103,7 @@ def lines(facts):
                        ("not on the roster", "not_on_the_roster")):
         if facts[key]:
             text.append(f"{words}: {', '.join(map(one_line, facts[key]))}")
-    text += [f"{one_line(line)}: matched with nobody" for line in facts["unclear"]]
+    text += [f"{one_line(line)}: matched with no student" for line in facts["unclear"]]
     if facts["problems"]:
         text.append(f"{of(len(facts['problems']), 'submission')} with problems: see summary.html")
     if facts["pairs"]:

@@ -149,7 +149,7 @@ class GradedRun:
         return None
 
     def pytest_collection_modifyitems(self, config, items):
-        config.option.tbstyle = "value"         # a rendered traceback of a test is read by nobody
+        config.option.tbstyle = "value"         # no one reads a rendered traceback of a test
         measured = self.paced if device.gpu() else ()
         items[:] = [i for i in items if (owner := self.owner(i)) and (
             owner in measured or not i.get_closest_marker("gpu"))

@@ -14,7 +14,7 @@ servers      where these processes are: found, shared, started
 shapes       holds code to its shape comments: y = f(x)  # (B, T, C)
 spans        when a rank computed and when it exchanged data
 traffic      what a call of torch.distributed sends, in bytes
-warm         a forked child, as the one who asked for it sees it
+warm         a forked child, as the process that asked for it sees it
 warm_cuda    what such a process imports for CUDA C
 warmup       the same for torch and Triton
 wire         what crosses to the trusted process and back: data, as JSON and raw bytes

@@ -80,7 +80,7 @@ class Server:
             folder = tempfile.mkdtemp(prefix="lab-")
             os.chmod(folder, 0o711)     # a sandbox of another user may lie below
             pid = os.fork()
-        except OSError:                 # no room: who asked is told, and may ask again
+        except OSError:                 # no room: the client is told, and may ask again
             connection.close()
             return
         if pid == 0:

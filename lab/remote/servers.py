@@ -6,7 +6,7 @@ changed course has other servers, and the old ones end by themselves.
 
 private   in a temporary folder of this process; they end with it. Grading a class has no others.
 shared    one a user and course, below the cache, for `lab check`, `lab watch` and notebooks alike;
-          they end when nobody has asked for IDLE seconds
+          they end after IDLE seconds without a request
 common    what a test or an author's command has: where LAB_WARM names a folder, all processes of
           the run share what is there; else private ones
 """

@@ -1,4 +1,4 @@
-"""A process forked by a server, as who asked for it sees it."""
+"""A process forked by a server, as the process that asked for it sees it."""
 
 import contextlib
 import json
@@ -50,7 +50,7 @@ class Child:
         self._listener.start()
 
     def _ask(self, request, connection):
-        """Have a process forked; where its output can be read. RuntimeError if that fails."""
+        """Have a process forked: the descriptor of its output. RuntimeError if that fails."""
         self.connection = connection
         reader, writer = os.pipe()
         try:

@@ -47,11 +47,11 @@ grid_sync       grid.sync() of cooperative groups
 tile_sync       sync() of tiles larger than a warp
 in_flight       shared memory that a cp.async is still filling
 copies          elements that several of Triton's threads load together
-races           who touched what, and when: the race detector
+races           what touched a place, and when: the race detector
 accesses        what it knows of one instruction's accesses, and how it judges them
 ordering        the race detector's clock
-stamps          when something happened and who did it, in one number
-flags           who has seen whose flag: what orders two blocks
+stamps          when something happened and which lane did it, in one number
+flags           which block has seen which flag: what orders two blocks
 cells           what the race detector knows of one memory
 taint           uninitialised values: where they come from and go
 undefined       undefined bits

@@ -164,7 +164,7 @@ class Access:
     def missing_order(self, i, last):
         other = last & WHO
         if other != SEVERAL_BLOCKS and self.order.fenced[other >> BLOCK_SHIFT] > last:
-            return "with only a fence between them, which makes nobody wait"
+            return "with only a fence between them, which makes no thread wait"
         if other >> BLOCK_SHIFT != int(self.who[i]) >> BLOCK_SHIFT:
             return "and nothing orders two blocks of a launch"
         warp = " or __syncwarp()" if other >> WARP_SHIFT == int(self.who[i]) >> WARP_SHIFT else ""

@@ -1,9 +1,9 @@
 """Where threads of a block wait for each other.
 
 CUDA demands that every thread of a block reaches the same __syncthreads(). A real GPU hangs, or
-carries on with wrong values, when one does not; here it is an error that says who waits where. A
-thread that has returned early is not waited for: hardware tolerates it, the manual does not promise
-it, so it is a warning.
+carries on with wrong values, when one does not; here it is an error that says which threads wait
+where. A thread that has returned early is not waited for: hardware tolerates it, the manual does
+not promise it, so it is a warning.
 """
 
 from functools import cached_property
@@ -81,7 +81,7 @@ class BarrierRoom:
                 wave.shadow.named_barrier(index, number)
             self.scheduler.add(frame, pc + 1, lanes, inst)
         self.release()
-        if not waits:                                       # a barrier that nobody waited for
+        if not waits:                                       # a barrier that no thread waited for
             full = self.arrived[lanes.blocks, number] >= needed
             self.arrived[lanes.blocks[full], number[full]] = 0
 

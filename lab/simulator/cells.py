@@ -48,8 +48,7 @@ class Cells:
         return self.full
 
     def forget(self, start, end):
-        """These bytes belong to nobody now: what was done to them is no matter to their next owner.
-        """
+        """These bytes have no owner now: what was done to them does not concern the next one."""
         self.look_up(0)
         part = slice(start >> self.shift, end >> self.shift)
         self.writes[part] = 0

@@ -1,4 +1,4 @@
-"""Who has seen whose flag: what a release and an acquire order between blocks.
+"""Which block has seen which flag: what a release and an acquire order between blocks.
 
 A thread that fences and then writes a flag, by an atomic or a volatile store, tells what happened
 before its fence. A thread that reads the flag and then fences knows it too, and at the next barrier

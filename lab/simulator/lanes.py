@@ -89,8 +89,8 @@ class Lanes:
         """-> members for which the predicate holds, and the others. The predicate comes in the form
         that values have here: (n,) in a sparse set, else something that broadcasts to (B, T)."""
         if predicate.size == 1:
-            nobody = Lanes(self.shape, index=np.zeros(0, np.int64))
-            return (self, nobody) if predicate.flat[0] else (nobody, self)
+            no_lanes = Lanes(self.shape, index=np.zeros(0, np.int64))
+            return (self, no_lanes) if predicate.flat[0] else (no_lanes, self)
         if predicate.ndim == 1:
             return (Lanes(self.shape, index=self.index[predicate]),
                     Lanes(self.shape, index=self.index[~predicate]))

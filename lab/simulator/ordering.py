@@ -8,7 +8,7 @@ order in which they run here. A GPU may run them in another order unless somethi
 - grid.sync() orders all blocks. Else nothing orders two of them but a handshake: one thread writes,
   fences and raises a flag, the other sees the flag. The accesses alone do not show whether that
   happened. So a fence or an atomic in between makes an order likely and not proven. A fence alone
-  makes nobody wait: without an atomic or volatile access there is no flag to be seen.
+  makes no thread wait: without an atomic or volatile access there is no flag to be seen.
 
 What a stamp is says stamps.py; whose flag was seen by whom, flags.py.
 """
@@ -92,9 +92,9 @@ class Order:
         """-> (same, other), (k,) bool each: since the stamp, have the thread that left it and mine
         both passed the same named barrier, or two different ones through which they may have met?
         Tiles that do not share a thread never meet."""
-        nobody = np.zeros(len(stamp), bool)
+        no_lanes = np.zeros(len(stamp), bool)
         if self.named is None:
-            return nobody, nobody
+            return no_lanes, no_lanes
         who = stamp & WHO
         warp = who >> WARP_SHIFT & LANE
         one = warp < WARP                                   # barriers count whole warps

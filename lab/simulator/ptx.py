@@ -56,7 +56,7 @@ class Not(NamedTuple):
     register: Register
 
 
-class Sink(NamedTuple):     # "_", a result that nobody wants
+class Sink(NamedTuple):     # "_", a result that is not wanted
     pass
 
 

@@ -1,4 +1,4 @@
-"""The race detector: shadows of shared and global memory that remember who touched what, and when.
+"""The race detector: shadows of shared and global memory that remember what touched them, and when.
 
 Two threads race if both touch a place, at least one writes, and nothing orders them. Per cell of
 memory two stamps are kept (stamps.py), of the last write and of the last reads; for reads the
@@ -88,7 +88,7 @@ class Shadow(Events):
                 if not last.all():
                     i = int(np.flatnonzero(last == 0)[0])
                     raise access.error("uninitialised", i, "atomic on "
-                                       f"{access.name(i)}, which nobody has written")
+                                       f"{access.name(i)}, which was never written")
         self.shared.look_up(self.oldest_barrier)
         self.shared.atomic(access)
 

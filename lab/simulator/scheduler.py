@@ -115,7 +115,7 @@ class Scheduler:
                     inst.run(wave)
                 pc += 1
             elif kind <= WARP_SYNC and inst.guard is None and lanes.whole:
-                self.run_some(inst, lanes)                  # nobody is missing
+                self.run_some(inst, lanes)                  # no lane is missing
                 pc += 1
             elif kind < WARP_SYNC:
                 self.run_some(inst, self.guarded(inst, lanes)[0])
@@ -190,7 +190,7 @@ class Scheduler:
         """-> lanes for which the guard @p holds, and the others."""
         wave = self.wave
         if inst.guard is None:
-            return lanes, wave.nobody
+            return lanes, wave.no_lanes
         if wave.taint:
             wave.taint.check_guard(inst, lanes)
         value = wave.registers[inst.guard.name]
@@ -198,7 +198,7 @@ class Scheduler:
             wave.lanes = lanes
             value = wave.gather(value)
         chosen, rest = lanes.split(~value if inst.guard_negated else value)
-        return (lanes, wave.nobody) if not rest.count else (chosen, rest)
+        return (lanes, wave.no_lanes) if not rest.count else (chosen, rest)
 
     def run_some(self, inst, lanes):
         if not lanes.count:
@@ -280,8 +280,8 @@ class Scheduler:
 
     def exit(self, lanes, origins):
         wave = self.wave
-        if lanes.count == wave.live.count:                  # nobody is left to miss them
-            wave.live = wave.nobody
+        if lanes.count == wave.live.count:                  # no lane is left to miss them
+            wave.live = wave.no_lanes
             return
         for part, before in origins:
             self.left_by[(part & lanes).index] = before

@@ -64,7 +64,7 @@ def vprintf(wave, inst, results, arguments):
 
 
 class Packed:
-    """The arguments behind a format, of 4 or 8 bytes, each aligned to its size."""
+    """The arguments after a format, of 4 or 8 bytes, each aligned to its size."""
 
     def __init__(self, memory, place):
         self.memory = memory                                # uint8

@@ -270,7 +270,7 @@ class Taint:
 
     def never_stored(self, access, i):
         """The race detector has seen lane i of a load read what was never written."""
-        self.touched = f"{access.name(i)}, which nobody has written{read_in(access.inst)},"
+        self.touched = f"{access.name(i)}, which was never written{read_in(access.inst)},"
 
     def local_store(self, index, size):
         """access.py has stored defined values there."""

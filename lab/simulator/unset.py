@@ -105,7 +105,7 @@ def check_warnings(module, debug, kernel):
 
 
 class Rehearsal(Run):
-    """A short run whose results nobody keeps."""
+    """A short run whose results are dropped."""
 
     def __init__(self, *arguments, **keywords):
         super().__init__(*arguments, **keywords)

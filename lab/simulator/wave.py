@@ -74,7 +74,7 @@ class Wave:
         self.shape = (len(blocks), T)
         self.live = Lanes(self.shape, np.arange(T).reshape(1, T) < threads if threads != T
                           else np.ones((1, 1), bool))
-        self.nobody = Lanes(self.shape, index=np.zeros(0, np.int64))
+        self.no_lanes = Lanes(self.shape, index=np.zeros(0, np.int64))
         self.frame = Frame(function)
         self.registers = self.frame.registers
         self.lanes = self.live

@@ -29,7 +29,7 @@ class Rung(NamedTuple):
     name: str
     barriers: float         # of the whole block that a warp reaches, for each step of 64 k
     in_flight: float | None     # KB of a block on their way when a wait for them returns; None
-    #                             where nobody waits for groups of copies
+    #                             where nothing waits for groups of copies
     conflicts: float        # wavefronts of shared memory over the fewest possible
     shared: float           # bytes read from shared memory for each FLOP
     registers: int          # of a thread, on sm_90

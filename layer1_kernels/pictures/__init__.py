@@ -7,7 +7,7 @@ rows     Rows: what a kernel reads, keeps and writes of one, and what sizes cost
 pages    Pages of a cache: whose they are, how a token is looked up, which program takes which keys.
 angles   Rotary positions: pairs of numbers that turn with the position.
 chip     What crosses between memory and the chip, and what stays on the chip.
-registers    Who holds which numbers in registers, and which bits of a byte are whose.
+registers    Which thread holds which numbers in registers, and which bits of a byte are whose.
 experts      Experts: how many slots each has, and whose tiles a program makes.
 pipelines    What is copied while something else is multiplied, and where pieces of a row lie.
 precision    Precision: which numbers share a scale, and what errors become.

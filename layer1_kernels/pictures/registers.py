@@ -1,4 +1,4 @@
-"""Who holds which numbers in registers, how many there are, and which bits of a byte are whose."""
+"""Which thread holds which numbers in registers, how many, and which bits of a byte are whose."""
 
 from bisect import bisect
 

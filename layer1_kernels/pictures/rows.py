@@ -72,8 +72,8 @@ def passes(x):
 
 
 def row_by_threads(C, threads):
-    """A row shared by the threads of a block: who reads which column, and how the threads' results
-    become one. Thread 0 is red.
+    """A row shared by the threads of a block: which thread reads which column, and how the
+    threads' results become one. Thread 0 is red.
 
     C: columns, twelve at most    threads: of the block
     """

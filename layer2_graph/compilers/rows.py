@@ -97,7 +97,7 @@ def inductor(layer: Layer) -> CompilerRow:
     from torch._inductor.utils import run_and_get_code
 
     torch.compiler.reset()
-    torch._inductor.config.compile_threads = 1          # else in processes that nobody counts
+    torch._inductor.config.compile_threads = 1          # else in processes that are not counted
     torch._inductor.config.force_disable_caches = True
     begin = seconds()
     result, code = run_and_get_code(torch.compile(layer.block, fullgraph=True), *layer.inputs(T))

@@ -2,9 +2,9 @@
 
 rows      Rows: whose they are, which are computed again, which matrices make them.
 merging   Matrices: which of their numbers a factor scales, what moved brackets compute.
-launches  Launches: how many there are, who asks for them, where their results lie.
+launches  Launches: how many there are, what asks for them, where their results lie.
 codes     Codes: how numbers become levels, what sets their scales, where they are kept.
-experts   Experts: who chooses which, how even their work is, how many a step reads.
+experts   Experts: which token chooses which, how even their work is, how many a step reads.
 grids     Grids: what rounding to them costs, and what training makes of it.
 timeline  Instructions: when each of them runs, and on which multiprocessor.
 curves    Curves and bars: wavelengths, sizes of graphs, what bits cost.

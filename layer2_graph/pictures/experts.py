@@ -1,4 +1,4 @@
-"""Experts: who chooses which, how even their work is, and how many of them a step reads."""
+"""Experts: which token chooses which, how even their work is, and how many a step reads."""
 
 import numpy as np
 

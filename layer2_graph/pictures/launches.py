@@ -1,4 +1,4 @@
-"""Launches: how many a layer has, who asks for them and when, and where their results lie."""
+"""Launches: how many a layer has, what asks for them and when, and where their results lie."""
 
 from itertools import accumulate
 

@@ -196,7 +196,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("tokenizer", *FOLDERS))
     parser.add_argument("--steps", type=int, default=2000,
-                        help="in all, including those made before it was stopped")
+                        help="steps in all, including those made before it was stopped")
     options = parser.parse_args()
     if options.what == "tokenizer":
         size = read_json(FOLDERS["small"] / "config.json")["vocab_size"]

@@ -186,11 +186,11 @@ def model_of(url, headers):
 
 @app.command()
 def load(
-    url: Annotated[str, typer.Argument(help="of a server, as lab serve prints it")]
+    url: Annotated[str, typer.Argument(help="a server's address, as lab serve prints it")]
         = "http://127.0.0.1:8000",
     rates: Annotated[str | None, typer.Option(help="requests a second, as 1,2,4")] = None,
-    seconds: Annotated[float, typer.Option(min=0.01, help="in which requests arrive")] = 20,
-    requests: Annotated[int, typer.Option(min=1, help="of the test with all at once")] = 100,
+    seconds: Annotated[float, typer.Option(min=0.01, help="seconds in which requests arrive")] = 20,
+    requests: Annotated[int, typer.Option(min=1, help="requests, if all come at once")] = 100,
     prompt: Annotated[int, typer.Option(min=1, help="median tokens of a prompt")] = 48,
     output: Annotated[int, typer.Option(min=1, help="median tokens of an answer")] = 48,
     most: Annotated[int, typer.Option(min=1, help="tokens of a prompt, and of an answer")] = 192,
@@ -198,8 +198,9 @@ def load(
         metavar="FILE", help="replay it: lines of JSON with arrival, prompt, output")] = None,
     ttft: Annotated[float, typer.Option(help="objective, seconds")] = 0.5,
     tpot: Annotated[float, typer.Option(help="objective, seconds")] = 0.05,
-    api_key: Annotated[str | None, typer.Option(help="of the server")] = None,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="for the curve")] = Path("load.json"),
+    api_key: Annotated[str | None, typer.Option(help="the server's key")] = None,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="file for the curve")]
+        = Path("load.json"),
 ):
     """Measure a server under load, up to saturation. Shows TTFT, TPOT, throughput and goodput."""
     url = url.rstrip("/")

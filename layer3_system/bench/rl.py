@@ -25,7 +25,7 @@ UPDATES = 36            # of each seed
 FEWER = 20              # of each arm
 LONGER = 110            # of each seed of the small model
 SMALL_OPTIONS = Options(lr=7.5e-4, roles=("badger", "teacher", "dancer", "hedgehog"))
-OTHERS = "teacher", "hedgehog", "sailor", "baker", "rabbit", "fox"      # nobody asks about them
+OTHERS = "teacher", "hedgehog", "sailor", "baker", "rabbit", "fox"      # never asked about
 EACH = 0.05             # seconds that a slow reward waits
 ANSWERS = 64
 

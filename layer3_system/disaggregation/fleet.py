@@ -108,7 +108,7 @@ class Fleet:
 
     def send(self, kind: str, number: int, message: tuple) -> None:
         """Tell a worker something. One that is dead is noticed by `poll`; one that does not read
-        keeps nobody waiting."""
+        holds nothing up."""
         if message[0] == "begin":               # to which address its parts go
             what, id, attempt, prompt, decode, salt = message
             message = what, id, attempt, prompt, self.addresses[decode], salt

@@ -39,7 +39,7 @@ class Call:
 
 
 class Router:
-    """Calls, and who works on them.
+    """Calls, and the workers that serve them.
 
     send(kind, number, message): a tuple for worker `number`; kind is "prefill" or "decode"
     outputs: [(id, tokens, text, reason)] for clients, taken by whoever reads them
@@ -107,7 +107,10 @@ class Router:
             self.begin(self.waiting.popleft(), *choice)
 
     def pick(self, call: Call) -> tuple[int | None, int] | None:
-        """The numbers of a prefill worker, or None if there is none, and of a decode worker."""
+        """The numbers of a prefill worker and of a decode worker.
+
+        None in place of the first: there are no prefill workers. None alone: no worker has room.
+        """
         decodes = sorted(self.decodes)
         prefills = sorted(self.prefills)
         choice = self.choose(call.names, len(call.request.prompt), call.answer, self.S,

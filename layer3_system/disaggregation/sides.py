@@ -214,7 +214,7 @@ class DecodeSide(Side):
                                            now + self.patience)
 
     def arrive(self, part: Part) -> None:
-        """Take a part. One for nobody is dropped: its request is over, or has a later attempt."""
+        """Take a part. Drop one that is not expected: its request is over, or was begun again."""
         key = part.id, part.attempt
         if key in self.boxes and self.boxes[key].box.accept(part):
             expected = self.boxes.pop(key)

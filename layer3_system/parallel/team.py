@@ -27,7 +27,7 @@ from layer3_system.parallel.plan import Plan, facts, part_of
 
 __all__ = ["Team", "meet"]
 
-IDLE = timedelta(days=365)          # between two steps nobody asks for anything
+IDLE = timedelta(days=365)          # between two steps nothing is asked for
 START = timedelta(seconds=60)       # for ranks that are ready to find each other
 LOOK = 0.05                         # seconds between two looks at ranks that start
 ECHO = 2.0                          # seconds in which a rank that ended is known to its parent

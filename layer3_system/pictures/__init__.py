@@ -4,7 +4,7 @@ recorded  Notes of a Recorder: pages held, requests in steps.
 shares    Shares of tokens: what a sampler keeps, where a number falls; the way of a request.
 chase     A request's life, and its number of computed tokens after that of its tokens.
 clients   Clients: a call's way through the server, and how long requests wait.
-ranks     Ranks: who sends how many bytes to whom, and who does what when.
+ranks     Ranks: which sends how many bytes to which, and which does what when.
 training  Training: what each rank keeps of a parameter, and buckets that are summed in backward.
 tensors   Matrices in bands, and a cache on several ranks.
 pipeline  Pipelines: which stage does what when, and how much it keeps.

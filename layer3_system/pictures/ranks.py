@@ -1,4 +1,4 @@
-"""Ranks: who sends how many bytes to whom, and who does what when."""
+"""Ranks: which sends how many bytes to which, and which does what when."""
 
 from typing import TYPE_CHECKING
 

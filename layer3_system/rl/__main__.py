@@ -83,7 +83,7 @@ def save(folder: Path, learning: Learning, rewards: list[list[float]]) -> None:
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m layer3_system.rl", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=4.0, help="of the processor")
+    parser.add_argument("--minutes", type=float, default=4.0, help="minutes of the processor")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", choices=MODELS, default="draft")
     parser.add_argument("--placement", choices=AGES, default="turns",

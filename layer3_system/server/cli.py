@@ -101,24 +101,27 @@ def serve(
     table: Annotated[str, typer.Option("--kernels", help="torch, triton, cuda or mine")] = "torch",
     host: Annotated[str, typer.Option(help="0.0.0.0 for the whole network")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one")] = 8000,
-    api_key: Annotated[str | None, typer.Option(help="that clients must send")] = None,
+    api_key: Annotated[str | None, typer.Option(help="the key that clients must send")] = None,
     allow_host: Annotated[list[str] | None, typer.Option(
         metavar="NAME", help="also answer to this name or address; may be repeated")] = None,
     allow_origin: Annotated[list[str] | None, typer.Option(
         metavar="ORIGIN", help="let pages of this origin call; * for any; repeatable")] = None,
-    name: Annotated[str | None, typer.Option(help="of the model, for clients")] = None,
+    name: Annotated[str | None, typer.Option(help="the model's name for clients")] = None,
     dtype: Annotated[str, typer.Option(help=", ".join(DTYPES))] = "float32",
     ignore: IGNORE = None,
-    pages: Annotated[int | None, typer.Option(min=1, help="of 16 tokens")] = None,
-    max_seqs: Annotated[int, typer.Option(min=1, help="answers that run at a time")] = 32,
-    budget: Annotated[int, typer.Option(min=1, help="tokens a step")] = 256,
-    chunk: Annotated[int | None, typer.Option(min=1, help="of a prompt, tokens a step")] = None,
+    pages: Annotated[int | None, typer.Option(
+        min=1, help="pages in the pool, 16 tokens each")] = None,
+    max_seqs: Annotated[int, typer.Option(min=1, help="most answers that run at a time")] = 32,
+    budget: Annotated[int, typer.Option(min=1, help="most tokens in one step")] = 256,
+    chunk: Annotated[int | None, typer.Option(
+        min=1, help="most tokens of one prompt in a step")] = None,
     draft: Annotated[str | None, typer.Option(
         metavar="lookup|shipped|FOLDER",
         help="guess the next tokens, from the text itself or by a model, and verify them in one "
              "step. With a model a seed gives other answers than without one")] = None,
     guesses: Annotated[int, typer.Option(
-        min=1, max=16, help="of a request in a step, at most; fewer where they do not pay")] = 4,
+        min=1, max=16, help="most guesses for a request in a step; fewer where they "
+                            "do not pay")] = 4,
     host_pages: Annotated[int | None, typer.Option(
         min=1, help="pages kept in host memory when they are taken for something else; vLLM's "
                     "kv_offloading_size, which counts GiB")] = None,
@@ -126,7 +129,7 @@ def serve(
         metavar="PATH", help="a file for pages that fall out of host memory; a later server with "
                              "the same weights finds them")] = None,
     kv_file_pages: Annotated[int | None, typer.Option(
-        min=1, help="of the file, at most; 4 times --host-pages if not given")] = None,
+        min=1, help="most pages in the file; 4 times --host-pages if not given")] = None,
     kv_file_reset: Annotated[bool, typer.Option(
         "--kv-file-reset", help="forget what is in the file, whosever it is")] = False,
     async_scheduling: Annotated[bool, typer.Option(
@@ -141,10 +144,11 @@ def serve(
                     "--decode")] = None,
     decode: Annotated[int | None, typer.Option(
         min=1, help="processes that write answers")] = None,
-    queue: Annotated[int, typer.Option(min=0, help="answers that wait")] = Limits.queue,
-    body: Annotated[int, typer.Option(min=1, help="bytes of a request")] = Limits.body,
-    tokens: Annotated[int | None, typer.Option(min=1, help="of an answer")] = None,
-    seconds: Annotated[float, typer.Option(min=0.001, help="for an answer")] = Limits.seconds,
+    queue: Annotated[int, typer.Option(min=0, help="most answers that wait")] = Limits.queue,
+    body: Annotated[int, typer.Option(min=1, help="most bytes of a request")] = Limits.body,
+    tokens: Annotated[int | None, typer.Option(min=1, help="most tokens in one answer")] = None,
+    seconds: Annotated[float, typer.Option(min=0.001, help="time limit for one answer")]
+        = Limits.seconds,
     grace: Annotated[float, typer.Option(min=0, help="seconds for open answers at the end")]
         = Limits.grace,
     desk: Annotated[Path | None, typer.Option(help="a desk other than work/")] = None,

@@ -91,7 +91,7 @@ class Pool(Executor):
         return self.jobs[-1]
 
     def finish(self) -> None:
-        """Do what nobody has asked for."""
+        """Do the jobs whose results were not asked for."""
         for job in self.jobs:
             job.finish()
 

@@ -31,7 +31,7 @@ class Memories:
     def compute(self, names: list[bytes], full: bool = True) -> list[int]:
         """Take a page for each name, run the copies, write: the pages, which stay held.
 
-        full: else they are only part full, and nobody knows their names
+        full: else they are only part full, and their names are not known
         """
         pages = [self.pool.take() for _ in names]
         self.run()

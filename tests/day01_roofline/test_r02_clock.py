@@ -441,7 +441,7 @@ def test_predict_rate_without_synchronise(subject):
                              "time?") if got < want else \
         ("high", "too high. Divide the bytes of the copy by the time between the two readings")
     for key, value, words in (
-            ("waited", waited, "the rate you get if you wait for the copy; nobody waits here"),
+            ("waited", waited, "the rate you get if you wait for the copy; nothing waits here"),
             ("half", want / 2, "half the right value: 1.5 GB are read and 1.5 GB are written"),
             ("petabytes", want / 1e3, "right in PB/s; give it in TB/s")):
         if abs(got / value - 1) < 0.02:

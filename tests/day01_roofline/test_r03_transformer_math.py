@@ -88,7 +88,7 @@ def moved(m, B, T, N, itemsize):
 
 
 def shapes(rng):
-    """The ragged shapes and one that nobody has seen."""
+    """The ragged shapes and one that no one has seen."""
     L, C, G, D, F, V, group = (int(rng.integers(2, 40)) for _ in range(7))
     return (*RAGGED, Shape(L, C, G * group, G, D, F, V, False))
 

@@ -90,7 +90,7 @@ def ticks(p):
 
 
 def together(mistakes):
-    """{id: (sentence, answer)}; mistakes with one answer are one, as nobody can tell them apart."""
+    """{id: (sentence, answer)}; mistakes with one answer are one, as no one can tell them apart."""
     rows = {}
     for name, (sentence, answer) in mistakes.items():
         rows.setdefault(answer, []).append((name, sentence))

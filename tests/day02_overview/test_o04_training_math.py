@@ -134,14 +134,14 @@ def test_state_bytes__defaults(subject, agree):
 
 
 def drawn(rng):
-    """(Llama, B, T) that nobody has seen: of the usual sizes, of the smallest, and past 2^31."""
+    """(Llama, B, T) that no one has seen: of the usual sizes, of the smallest, and past 2^31."""
     for low, high, most in ((2, 50, 3000), (2, 50, 3000), *[(1, 3, 3)] * 40):
         yield shape(rng, low, high), *rng.integers(1, most + 1, 2).tolist()
     yield RAGGED[0], 2**33 + int(rng.integers(9)), 2
 
 
 def shape(rng, low=2, high=50):
-    """A Llama that nobody has seen."""
+    """A Llama that no one has seen."""
     L, H, G, D, F = rng.integers(low, high, 5).tolist()
     return Shape(L, int(rng.integers(10, 5000)), H * G, G, D, F, int(rng.integers(9, 10**5)),
                  bool(rng.integers(2)))

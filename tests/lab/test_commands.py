@@ -19,8 +19,8 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 @app.command()
 def greet(name: str, loud: bool = False):
     """Say hello."""
-    if name == "nobody":
-        raise CourseError("nobody is there")
+    if name == "absent":
+        raise CourseError("no one is there")
     print(f"hello {name}{'!' * loud}")
     raise typer.Exit(3 if loud else 0)
 '''
@@ -74,7 +74,7 @@ def test_the_floors_own_say_what_they_do(lab):
     (["lost"], "the command lost, registered as no_such_module:app, cannot be loaded: "
                "No module named 'no_such_module'"),
     (["empty"], "the command empty, registered as floor:nothing, cannot be loaded"),
-    (["greet", "nobody"], "nobody is there"),
+    (["greet", "absent"], "no one is there"),
     (["greet"], "Missing argument 'name'"),
     (["greet", "Mira", "--soft"], "--soft")])
 def test_what_goes_wrong_is_one_line(lab, words, says):

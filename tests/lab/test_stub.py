@@ -321,7 +321,7 @@ def test_free_names_of_python(cell, free):
 
 @pytest.mark.parametrize("text", ["a " * 50_000, 'R"(' * 50_000, "f<" * 50_000, "a {} " * 20_000])
 def test_cuda_without_an_end_is_refused_at_once(text):
-    """Graders read what nobody has looked at: none of these may take a minute."""
+    """Graders read what no one has looked at: none of these may take a minute."""
     with pytest.raises(ValueError, match="never ends"):
         stub.definitions(text, "cuda")
 

@@ -41,7 +41,7 @@ def silu(g):
 
 
 def of_gates(gate, up):
-    """{id: (sentence, what it gives)} from gate and up in float64."""
+    """{id: (what the kernel does, what it gives)} from gate and up in float64."""
     grown = np.exp(gate.astype(np.float32)).astype(np.float64)
     return {
         "silu_of_up": ("applies SiLU to up; apply it to gate", silu(up) * gate),
@@ -217,7 +217,7 @@ def test_matmul_swiglu_triton(subject, agree, rng, T, C, F, dtype):
 
 
 def of_loop(x, w):
-    """{id: (sentence, what it gives)} of the walk along C."""
+    """{id: (what the kernel does, what it gives)} of the walk along C."""
     (T, C), F = x.shape, len(w) // 2
     gate, up = sums(x, w)
     last = max(C - 1, 0) // BC * BC

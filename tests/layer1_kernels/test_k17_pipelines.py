@@ -142,11 +142,11 @@ def test_multiply_tile_cuda(subject, reference, agree, rng):
                   by_pairs(a, w)),
         "half_of_k": ("only half of a tile's k are multiplied: a step of 16 k has two pieces",
                       product(a, w, half)),
-        "plain_read": ("the tiles are read as if nobody had swizzled them",
+        "plain_read": ("the tiles are read as if they had not been swizzled",
                        product(pieces(a, turned), pieces(w, turned))),
-        "plain_read_of_a": ("a_tile is read as if nobody had swizzled it",
+        "plain_read_of_a": ("a_tile is read as if it had not been swizzled",
                             product(pieces(a, turned), full[1])),
-        "plain_read_of_w": ("w_tile is read as if nobody had swizzled it",
+        "plain_read_of_w": ("w_tile is read as if it had not been swizzled",
                             product(full[0], pieces(w, turned))),
         "first_rows": ("the second 16 rows of the warp's quarter are taken to be the first",
                        product(a[np.arange(len(a)) // 32 * 32 + np.arange(len(a)) % 16], w))})
@@ -213,7 +213,7 @@ def test_matmul_ring_cuda(subject, agree, rng):
                "empty[s] after that, and warp 4 awaits it.", "race", STILL_READ),
         report("phase_each_step", "A stage's phase ends once a round, every RING steps.",
                "uninitialised"))
-    blocked = "Nobody arrives: a barrier that nobody has used yet counts as free for the phase " \
+    blocked = "No thread arrives: a barrier that was never used counts as free for the phase " \
               "before its first, and each stage needs both arrivals in each round."
     with named("blocked", blocked, lambda error: getattr(error, "kind", "") in (
             "deadlock", "endless")), reports[0], reports[1], reports[2]:

@@ -25,7 +25,7 @@ PROGRAMS = 5            # N / BN = 3 columns of tiles: with 3 programs each woul
 
 
 def choices(rng, T, k, E, empty=()):
-    """(T, k) experts of tokens, different ones for each; nobody chooses those in `empty`."""
+    """(T, k) experts of tokens, different ones for each; no token chooses those in `empty`."""
     scores = rng.random((T, E))
     scores[:, list(empty)] = -1
     return np.argsort(-scores, axis=1)[:, :k].astype(np.int32)
@@ -202,8 +202,8 @@ def test_place_triton(subject, agree, rng, n, E, block):
           lambda i: f"order[{i[0]}], a slot of expert {flat[want[i[0]]]}", {
               "backwards": ("the slots of a block stand in order by expert, but those of an expert "
                             "backwards: the sort is not stable", turned),
-              "expert_for_slot": ("the expert is stored, and nobody knows any more which slot it "
-                                  "was", flat[want]),
+              "expert_for_slot": ("the expert is stored, and the number of its slot is lost",
+                                  flat[want]),
               "within_block": ("a slot is stored as its number in the block, not in all",
                                want % block)}, unwritten=-7)
 

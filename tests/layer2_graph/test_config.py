@@ -578,6 +578,6 @@ def folder_with(tmp_path):
 @pytest.fixture
 def desk_of_nobody(tmp_path_factory):
     """A desk on which nothing passed."""
-    desk = Desk(tmp_path_factory.mktemp("nobody") / "work")
+    desk = Desk(tmp_path_factory.mktemp("empty") / "work")
     desk.prepare()
     return desk.folder

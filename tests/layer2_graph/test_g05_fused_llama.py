@@ -32,8 +32,8 @@ def test_predict_launches(subject, truth):
     assert type(got) in (int, float), mistake(
         "no_number", f"predict_launches: a prediction is a number, got {got!r}")
     known = {
-        3: ("kernels", "So many kernels of floor 1 fuse two launches; how many launches remain?"),
-        merged - want: ("saved", "So many are saved; how many are left?"),
+        3: ("kernels", "Three kernels of floor 1 fuse two launches; how many launches remain?"),
+        merged - want: ("saved", "That is how many are saved; how many are left?"),
         2 * want: ("two_layers", "One layer is asked for, not two."),
         eager: ("as_g01", "That is g01's layer: nothing is merged or fused."),
         merged: ("as_merged", "That is the merged layer: nothing is fused yet."),

@@ -98,7 +98,7 @@ def test_energy_whole(subject, agree, rng, T, C, n, limit):
     ([[1.0, 2.0], [np.nan, 3.0]], 1), ([[0.0, 0.0], [0.0, 0.0]], 2), ([[0.5, 0.0], [0, np.nan]], 1),
     ([[1.0, 2.0], [3.0, 4.0]], -1)])
 def test_energy_whole__not_taken(subject, x, n):
-    """NaN behind row n, zeros that would be divided by, no rows."""
+    """NaN after row n, zeros that would be divided by, no rows."""
     x = np.array(x)
     got = subject.energy_whole(torch.from_numpy(x), torch.tensor(n), 2.0)
     want = energies(x, n, 2.0)
@@ -233,7 +233,7 @@ def test_register_write(subject, rng):
     missing = sorted({"k_pages", "v_pages"} - changed)
     assert missing != ["k_pages", "v_pages"], mistake(
         "no_mutation", "register_write: no argument is declared as changed, and the kernel writes "
-        "into the pages. A compiler may move such a call, or drop it, since nobody needs it.")
+        "into the pages. A compiler may move such a call, or drop it, since nothing needs it.")
     assert not missing, mistake("half_mutation", f"register_write: {' and '.join(missing)}: not "
                                 "declared as changed. The kernel writes into both.")
     extra = sorted(changed - {"k_pages", "v_pages"})

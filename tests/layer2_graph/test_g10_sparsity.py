@@ -332,7 +332,7 @@ def test_chosen_pages_are_those_of_the_oracle(rng):
     table = torch.from_numpy(rng.permutation(32)[:P]).int()
     slots = table.long().repeat_interleave(S) * S + torch.arange(P * S) % S
     for pages, numbers, new in ((cache.k, keys, k), (cache.v, values, v)):
-        pages.fill_(1e4)                            # what slots hold that nobody wrote
+        pages.fill_(1e4)                            # what unwritten slots hold
         pages[0].flatten(0, 1)[slots[:N]] = numbers
         numbers[-1] = new
     batch = Batch(torch.tensor([0]), torch.tensor([N - 1]), slots[N - 1:N], table[None],

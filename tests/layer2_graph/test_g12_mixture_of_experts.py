@@ -39,7 +39,7 @@ def test_predict_flops_ratio(subject):
     right = sum(np.prod(p) for p in products) / sum(np.prod(p) for p in dense)
     check_guess("predict_flops_ratio", subject.predict_flops_ratio(), right, 0.002, {
         4: ("all_experts", "So it is if every expert computes every token. A token chooses 2."),
-        1: ("router_free", "Two experts of width 128 cost what one MLP of 256 does. And who "
+        1: ("router_free", "Two experts of width 128 cost what one MLP of 256 does. And what "
                            "chooses them? The router is a matrix, too."),
         0.5: ("one_expert", "That is one expert: each token has two.")})
 
@@ -69,8 +69,8 @@ GATES = {
     "bias_ignored": "the bias has no say in which experts are chosen",
     "bias_before_softmax": "the bias is added to the scores: it belongs to the probabilities, "
                            "after the softmax, or it changes them",
-    "bias_in_weight": "the bias counts in the weights: it says who is chosen, and what they weigh "
-                      "is the router's",
+    "bias_in_weight": "the bias counts in the weights: it says which are chosen, and what they "
+                      "weigh is the router's",
     "not_renormalised": "the weights of a token are left as they are: with renormalise=True they "
                         "must add up to 1",
     "renormalised_anyway": "the weights of a token are made to add up to 1: with renormalise=False "
@@ -308,7 +308,7 @@ def test_balance_loss__gradient(subject, agree, rng):
 def check_bias(subject, agree, experts, bias, rate, what):
     load = np.bincount(experts.ravel(), minlength=len(bias))
     away = load.mean() - load
-    with raises("no_minlength", RuntimeError, "An expert that nobody chose has a load, too: 0."):
+    with raises("no_minlength", RuntimeError, "An expert that no token chose has a load, too: 0."):
         got = subject.rebalance(torch.from_numpy(bias).float(), torch.from_numpy(experts), rate)
     agree(got, bias + rate * np.sign(away), "float32", f"rebalance, {what}",
           lambda i: f"expert {i[0]} with {load[i]} choices", {
@@ -321,7 +321,7 @@ def check_bias(subject, agree, experts, bias, rate, what):
 
 def test_rebalance(subject, agree, rng):
     bias = rng.standard_normal(6)
-    experts = rng.random((13, 4)).argsort(1)[:, :2]             # nobody chooses 4 and 5
+    experts = rng.random((13, 4)).argsort(1)[:, :2]             # no token chooses 4 and 5
     check_bias(subject, agree, experts, bias, 0.25, "13 tokens, 2 of 6 experts")
     even = np.array([[0, 1], [2, 3], [4, 5]])
     check_bias(subject, agree, even, bias, 0.25, "all loads equal")

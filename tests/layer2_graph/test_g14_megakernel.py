@@ -240,7 +240,7 @@ def test_run_program(subject, agree, rng, blocks, seed):
     own, want = machine(subject, rng, RAGGED)
     program = book(RAGGED, TILE)
     with raises("gives_up", RuntimeError, "This list can be run: another block could go on."), \
-            named("no_signal", "Who raises the counters? An instruction that has run signals.",
+            named("no_signal", "What raises the counters? An instruction that has run signals.",
                   lambda e: "counter 0, which is at 0 of 3" in getattr(e, "text", "")), \
             named("above_need", "A counter that is at what an instruction needs is enough.",
                   lambda e: "at 0 of 0" in getattr(e, "text", "")):
@@ -365,15 +365,15 @@ def launch_step(subject, blocks, m, args):
                           shared_mem=4 * max(m.C, m.H * m.D, m.F, m.H // m.G * (m.D + m.R)))
 
 
-NOT_RUN = "some instructions are nobody's"
+NOT_RUN = "some instructions are run by no block"
 TWICE = "some instructions are run by more than one block"
 TOO_EARLY = (
     ("out_of_order", "An instruction reads when its counter is at what it needs, and signals when "
                      "it has written: wait, execute, signal. It is one block's alone."),
     ("counters_kept", "In the second step the counters begin where the first one left them, so a "
                       "wait is over too early: they must reach `need` more for each step before."))
-NOBODY = "A block waits for a counter that nobody will raise: each instruction is some block's, " \
-         "and a block begins with its first."
+UNRAISED = "A block waits for a counter that is never raised: each instruction is some " \
+           "block's, and a block begins with its first."
 
 
 def uneven(program):
@@ -404,7 +404,7 @@ def test_megakernel_cuda(subject, agree, rng):
         _, want = oracle(model, tokens[:n])
         args = arguments(m, model, program, tensors, counters, steps, tokens[n - 1], n - 1)
         name, why = TOO_EARLY[steps]
-        with same_report(name, why, kind="race"), same_report("deadlock", NOBODY, kind="endless"):
+        with same_report(name, why, kind="race"), same_report("deadlock", UNRAISED, kind="endless"):
             launch_step(subject, 2, m, args)
         full = np.bincount(program[:, -1]) * (steps + 1)
         for i in np.flatnonzero(counters != full)[:1]:

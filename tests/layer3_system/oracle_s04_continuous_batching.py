@@ -147,7 +147,7 @@ NOTHING_FOR_B = {
                         {"a": 1, "b": 0, "c": 1}),
         "stops_early": ("Those after b are served, too.", {"a": 1})}),
     "budget 10, a lacks 1 token, b none, c 20": (10, (24, 9, 4), {"a": 1, "c": 9}, {
-        "counts_served": ("A token is kept back although nobody comes after c: count the requests "
+        "counts_served": ("A token is kept back although nothing comes after c: count the requests "
                           "that stand after it, not those without a count.", {"a": 1, "c": 8})}),
 }
 SHORT_OF_PAGES = {

@@ -227,14 +227,14 @@ def test_case_31_graphs_and_padding(sizes):
     prompts = [[10 + n] + [65] * n for n in range(1, 7)]
     pages = prefix_pool(40, 8)
     e = connected(nano, ByteTokenizer(), pages, Scheduler(pages, 6, 64))
-    nobody = e.pages.k[:, -1].clone()           # a page that is not reached
+    unreached = e.pages.k[:, -1].clone()           # a page that is not reached
     e.use(GraphRunner(nano, e.pages, sizes, 6, 8))
     requests = [e.submit(p, params(2 + 3 * i, ignore_eos=True))[0]
                 for i, p in enumerate(prompts)]
     run(e)
     assert [r.output for r in requests] == [
         greedy(nano, [p], 2 + 3 * i)[0] for i, p in enumerate(prompts)]
-    assert torch.equal(e.pages.k[:, -1], nobody)
+    assert torch.equal(e.pages.k[:, -1], unreached)
 
 
 def through_a_graph(nano, pages, count, **options):

@@ -137,7 +137,7 @@ def test_clients_that_leave(rounds):
         answers.take(one.round())
     one.router.abort("r1")
     one.router.abort("r1")
-    one.router.abort("nobody")
+    one.router.abort("unknown")
     finish(one, answers)
     for _ in range(100):
         answers.take(one.round())

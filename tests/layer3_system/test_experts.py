@@ -72,7 +72,7 @@ def test_a_rank_to_which_no_row_comes(ranks, rng, agree):
     """It takes part in backward: its answers are of the graph. Its experts have no gradient."""
     router, gate_up, down = weights(rng)
     x = draw(rng, (7, C))[0].abs()
-    router[4:8] = -1.0                          # the experts of rank 1, which nobody chooses
+    router[4:8] = -1.0                          # the experts of rank 1, which no token chooses
     router[:4] = router[:4].abs()
     router[8:] = router[8:].abs()
     run = ranks(f"{DRIVER}:by_experts", [(x, router, gate_up, down, 2, x)] * 3)

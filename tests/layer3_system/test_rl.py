@@ -162,7 +162,7 @@ def test_the_record_is_of_this_learning(small):
     assert reward == pytest.approx(recorded["seeds"]["0"]["reward"][0], abs=0.05)
 
 
-# ---- who sits where
+# ---- placing the roles
 
 
 def test_lanes():

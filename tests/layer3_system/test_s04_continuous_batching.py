@@ -71,7 +71,7 @@ def with_a_table():
     with named("no_table", "pool.release takes a table: pass request.table.",
                lambda error: "'Request' object" in str(error)), \
             named("frees_itself", "Give pages back with pool.release(request.table): the pool "
-                                  "knows who else reads them.",
+                                  "knows what else reads them.",
                   lambda error: "OrderedDict" in str(error)):
         yield
 

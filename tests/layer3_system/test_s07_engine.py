@@ -252,7 +252,7 @@ def test_run_step__no_request_can_run(subject):
     outputs = subject.run_step(engine)
     assert not parts["launch"].calls, mistake(
         "launches_nothing", "run_step: the counts are empty, and you launched a step.")
-    assert not outputs, f"run_step: nothing was computed, but outputs are {outputs!r}"
+    assert outputs in ([], ()), f"run_step: nothing was computed, but outputs are {outputs!r}"
     assert engine.counts == {}, mistake("stale_counts", (
         f"run_step: the counts are empty, engine.counts is {engine.counts!r}, an older step's."))
 
@@ -287,7 +287,7 @@ def test_run_step__an_error_comes_through(subject):
         with pytest.raises(Raised):
             outputs = subject.run_step(engine)
             raise AssertionError(mistake("swallows", (
-                f"run_step: {name} raised, and you return {outputs!r}: nobody will know of it. Let "
+                f"run_step: {name} raised, and you return {outputs!r}: no one will know of it. Let "
                 f"the exception through."), "let the exception through"))
 
 

@@ -429,7 +429,7 @@ def test_Call_add__many(subject):
     steps.add(39_999, ".", 40_000, "stop")
     got = steps.unread(), steps.call.open
     want = {39_999: ("".join(chr(97 + t % 26) for t in range(200)) + ".", 40_200, "stop")}, 39_999
-    assert got == want, (f"Call.add, the last of 40,000 answers, in 201 steps that nobody reads: "
+    assert got == want, (f"Call.add, the last of 40,000 answers, in 201 steps that are not read: "
                          f"unread and open are {got}, expected {want}")
 
 

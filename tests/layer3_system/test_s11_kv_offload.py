@@ -262,8 +262,8 @@ def check_loaded(what, name, page, before, after):
         "frees_host", f"{what}: {say} is not below any more: when the device gives it up, it is "
         f"copied down again", "the place below is given up")
     assert after["page_of"].get(name) == page, mistake(
-        "not_noted", f"{what}: {say} came into page {page}, and the index does not know it: nobody "
-        f"finds it", "a page came up, and the index does not know it")
+        "not_noted", f"{what}: {say} came into page {page}, and the index does not know it: it "
+        f"is never found", "a page came up, and the index does not know it")
     assert after["name_of"].get(page) == name, mistake(
         "noted_one_way", f"{what}: {say} leads to page {page}, but name_of has no name for page "
         f"{page}: once it is taken for something else, {say} still leads to it",
@@ -423,9 +423,9 @@ def test_read_record(subject, rng):
     check_miss(subject, "any_name", packed(payload, name=DIGEST), 176,
                "a record of another page", "another text's page")
     check_miss(subject, "any_version", packed(payload, version=2), 176, "a record of version 2",
-               "nobody knows what a later version means")
+               "no one knows what a later version means")
     check_miss(subject, "any_version", packed(payload, magic=b"KVPX"), 176,
-               "a record that begins with KVPX", "nobody knows what that is")
+               "a record that begins with KVPX", "no one knows what that is")
     check_miss(subject, "any_length", packed(payload[:100]), 176, "a record of 100 bytes",
                "a page has 176 bytes here")
     check_miss(subject, "any_length", packed(payload, length=100), 176,

@@ -70,8 +70,8 @@ def check_parts(subject, S, prompt, chunk, cached=0):
             last = late[0] == prompt // S and begin <= late[0] * S
             raise AssertionError(mistake(
                 "only_full_pages" if last else "left_out", f"{what}page {late[0]} is final, and "
-                f"nobody sends it" + (f": it has {prompt % S} tokens" if last else ""),
-                "the last page of a prompt is not full, and nobody sends it" if last else
+                "it is never sent" + (f": it has {prompt % S} tokens" if last else ""),
+                "the last page of a prompt is not full, and it is never sent" if last else
                 "a page that is full is never sent"))
         assert got == sorted(got), mistake("order", f"{what}{got}: expected ascending places",
                                            "places are not in order")
@@ -103,11 +103,11 @@ def settle_mistake(pending, acknowledged, aborted, alive, over, got):
                  "somebody else's text goes out") if over and not (acknowledged or aborted) else
                 ("frees_while_sending", "pages were given back while a send was reading them"))
     if got:
-        return "no_reason", "nobody is done with the pages, and they are given back"
+        return "no_reason", "the pages are given back without a reason: they may still be read"
     if not alive:
         return ("waits_for_the_dead", "the receiver is dead, and its pages are held for ever")
     if not (acknowledged or aborted):
-        return "no_lease", "the lease is over, nobody answered, and the pages are still held"
+        return "no_lease", "the lease is over, no answer came, and the pages are still held"
     return (("ignores_abort", "the client left, and the pages are still held") if aborted and
             not acknowledged else ("ignores_ack", "all parts have arrived, and the pages are still "
                                                   "held"))

@@ -53,7 +53,7 @@ def test_predict_all_reduces(subject):
                                        f"{guess}: {why}", why)
 
 
-# ---- who has which weights
+# ---- which rank has which weights
 
 
 def kind_of(name):

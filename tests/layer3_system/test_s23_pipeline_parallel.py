@@ -199,7 +199,7 @@ class Problem:
 def check_flights(result, i, sends):
     assert result["sends"] == sends, mistake("handle_dropped", (
         f"stage {i} puts {result['sends']} handles into stage.flights, expected {sends}, one for "
-        f"each send: else nobody waits for its end, and its tensor may be freed before it left"))
+        f"each send: else nothing waits for its end, and its tensor may be freed before it left"))
 
 
 def check_kept(agree, problem, i, j, pair, reused):

@@ -90,7 +90,7 @@ def check_sort(subject, experts, E):
 
 
 def test_sort_by_expert(subject, rng):
-    few = np.array([[3, 0], [1, 3], [0, 1], [3, 1]])            # nobody chose 2, 4 and 5
+    few = np.array([[3, 0], [1, 3], [0, 1], [3, 1]])            # no token chose 2, 4 and 5
     check_sort(subject, few, 6)
     check_sort(subject, rng.integers(0, E, (17, K)), E)
     check_sort(subject, np.full((9, 1), 4), 5)
@@ -137,7 +137,7 @@ class Routing:
 
 
 def draw(rng, W, k=K, tokens=TOKENS):
-    """Distinct choices of each token; nobody chooses expert 5."""
+    """Distinct choices of each token; no token chooses expert 5."""
     able = np.delete(np.arange(E), 5)
     return Routing([np.array([rng.permutation(able)[:k] for _ in range(T)], int).reshape(T, k)
                     for T in tokens[:W]], E)

@@ -156,7 +156,7 @@ def test_policy_loss__unseen(subject, agree, rng):
                    rows([T, *rng.integers(0, T + 1, B - 1)], T), clip)
 
 
-# ---- who sits where
+# ---- placing the roles
 
 
 def test_predict_idle_share(subject):
@@ -178,7 +178,7 @@ def test_predict_moved_share(subject):
                 for q in range(4) for r in range(4) if q != r) / 64
     known = {"as_columns": (0.75, "that is the share for a matrix that is served in bands of "
                                   "columns"),
-             "gathered": (3.0, "nobody needs the whole matrix: that is what gathering it costs"),
+             "gathered": (3.0, "no rank needs the whole matrix: that is what gathering it costs"),
              "all_of_it": (1.0, "compare what each rank has with what it needs")}
     guess = subject.predict_moved_share()
     name, why = next(((name, why) for name, (wrong, why) in known.items()
@@ -243,7 +243,7 @@ def check_plan(subject, shape, source, target, W):
                 paint[a[0] - top:a[1] - top, b[0] - left:b[1] - left] += 1
         for name, places, why in (
                 ("twice", paint > 1, "comes from two ranks, or twice from one"),
-                ("stale_slice", paint == 0, "comes from nobody: it stays as it was in the last "
+                ("stale_slice", paint == 0, "comes from no rank: it stays as it was in the last "
                                             "step, and the model is a mixture")):
             i, j = np.argwhere(places)[0] + (top, left) if places.any() else (0, 0)
             assert not places.any(), mistake(

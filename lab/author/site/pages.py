@@ -84,7 +84,7 @@ def link(lesson, up="../"):
 
 
 def folds(exercise):
-    """The hints of an exercise, one fold each, and the course's solution behind the last."""
+    """The hints of an exercise, one fold each, and the course's solution after the last."""
     language = exercise.language
     own = stub.extract(exercise.lesson.sources[language], exercise.name, language).rstrip()
     return "\n\n".join([

@@ -109,7 +109,7 @@ def test_any_number_of_arguments_is_a_star():
 
 @pytest.mark.parametrize("name, problem", [
     ("layer2_graph.g99.Run", "there is no layer2_graph/g99.py"),
-    ("layer2_graph.config.Nobody", "does not define Nobody"),
+    ("layer2_graph.config.Nothing", "does not define Nothing"),
     ("layer3_system.engine.g99.Run", "there is no layer3_system/engine/g99.py"),
     ("layer3_system.engine.outputs", "layer3_system/engine/outputs.py does not define"),
     ("layer2_graph.config.Config[D Q]", "Config has no field Q")])

@@ -10,7 +10,7 @@ LESSON = course.find("r01_roofline")
 ROWS = {
     "the right id": ("inputs_only", "return n, 2 * n * itemsize", ""),
     "another's id": ("no_itemsize", "return 3 * n * itemsize, n", "it shows exchanged, expected"),
-    "an id that nobody knows": ("no_such_id", "return n, 3 * n", "it shows no_itemsize, expected"),
+    "an unknown id": ("no_such_id", "return n, 3 * n", "it shows no_itemsize, expected"),
     "a mistake without an id": ("inputs_only", "return n + 5, 7",
                                 "it shows a mistake without an id, expected inputs_only"),
     "the right answer": ("two_flops", "return n, 3 * n * itemsize", "pass, expected fail")}

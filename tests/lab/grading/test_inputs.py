@@ -95,8 +95,8 @@ def test_an_ambiguous_name_is_reported_and_not_guessed(graded, write, text_file)
                        '"Doe, Jane",2,jd2,A\n"Roe, Ben",3,ben,A\n')
     lines, files = write(graded("doejane", "p"), graded("ben", "p"), graded("Ben Roe", "pp"),
                          roster=roster)
-    assert "doejane could be jd1 or jd2 on the roster: matched with nobody" in lines
-    assert "Ben Roe and ben could each be ben on the roster: matched with nobody" \
+    assert "doejane could be jd1 or jd2 on the roster: matched with no student" in lines
+    assert "Ben Roe and ben could each be ben on the roster: matched with no student" \
         in lines
     assert [row[-2:] for row in files["canvas.csv"].splitlines()[1:]] == [",,"] * 3
     assert not any("without a submission" in line for line in lines)

@@ -220,8 +220,8 @@ def test_a_cell_that_prints_something_else_is_wrong_too():
 
 def test_cells_in_comments():
     text = "```python\n# NBVAL_IGNORE_OUTPUT\na = f(\n  1)\n```\n\n```python\nprint(a)\n```\n"
-    assert missing.as_comments(text, ["a = f(\n  1)"], ["bound", "Nobody.here"]) == (
-        f"```python\n{missing.COMMENT} the answers to bound of r01_roofline, Nobody.here that\n"
+    assert missing.as_comments(text, ["a = f(\n  1)"], ["bound", "Gone.here"]) == (
+        f"```python\n{missing.COMMENT} the answers to bound of r01_roofline, Gone.here that\n"
         "# this edition does not have.\n#\n# a = f(\n#   1)\n```\n\n"
         "```python\nprint(a)\n```\n")
 

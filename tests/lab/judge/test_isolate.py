@@ -104,7 +104,7 @@ class Told(plugin.GradedRun):
 
 
 def test_the_traceback_of_a_failed_test_is_not_rendered():
-    """Its text is read by nobody, and takes a quarter of a proof's time."""
+    """No one reads its text, and it takes a quarter of a proof's time."""
     lesson = course.find("r01")
     wrong = stub.splice(lesson.stubs["python"],
                         "def count_add(n, itemsize):\n    return n, itemsize\n", "python").text

@@ -187,7 +187,7 @@ def test_what_a_cache_may_save_is_allowed():
 
 @pytest.mark.parametrize("slow", [range(400), range(3, 400, 7), range(30, 400, 40)])
 def test_who_answers_late_gains_nothing(slow):
-    """Waiting lowers nobody's time: it makes the call's own side slower or changes nothing."""
+    """Waiting lowers no answer's time: it makes the call's own side slower or changes nothing."""
     calls = itertools.count()
     assert Machine().ratio(double, lambda: 2e-3 if next(calls) in slow else 1e-3) < 1 + 1e-9
 

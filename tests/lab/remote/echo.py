@@ -1,4 +1,4 @@
-"""A role of a forked process, for tests: runs the lines it is given, then says who it is."""
+"""A role of a forked process, for tests: runs the lines it is given, then says its process."""
 
 import os
 import subprocess

@@ -85,7 +85,7 @@ PROBE = '''
     def endless(x):
         while where()[0] == 1: pass
         dist.barrier()
-    def nobody(x):
+    def too_far(x):
         dist.send(x, where()[1])
     sending = []
 
@@ -194,7 +194,7 @@ def test_an_exception_has_its_rank_and_line(probe):
         probe.ranks("exception", arrays(3))
     assert error.value.rank == 1 and "no such piece" in error.value.source
     with pytest.raises(Raised, match="send: there is no rank 2, expected 0 to 1"):
-        probe.ranks("nobody", arrays(2))
+        probe.ranks("too_far", arrays(2))
 
 
 def test_an_endless_loop_is_a_fault_of_its_rank(probe, monkeypatch):

@@ -295,7 +295,7 @@ def test_large_grids_are_checked_at_both_ends():
     assert error_of(REVERSE, 1024, 256, a, b, options=("-DSYNC=",)).kind == "race"
 
 
-# ---- barriers: who came, who left, who waits
+# ---- barriers: which threads came, left, wait
 
 EARLY = {
     "plain": "if (i >= n) return;",

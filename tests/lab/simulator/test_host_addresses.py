@@ -57,7 +57,7 @@ def test_beyond_the_tensor_is_out_of_bounds():
 
 
 def test_other_tensors_are_out_of_reach():
-    """An address that nobody put into the kernel's memory may not be used."""
+    """An address that was not put into the kernel's memory may not be used."""
     row, secret, out = torch.rand(100), torch.rand(100), torch.zeros(1, 100)
     apart = (secret.data_ptr() - row.data_ptr()) // 4
     source = GATHER.replace("row[i]", "row[i + 1LL * n]")

@@ -1,4 +1,4 @@
-"""ldmatrix and movmatrix: their fragments, counts and checks, and what nobody has written."""
+"""ldmatrix and movmatrix: their fragments, counts and checks, and what was never written."""
 
 import numpy as np
 import pytest

@@ -140,7 +140,7 @@ def legal(tmp_path_factory):
     return {form for i, form in enumerate(CANDIDATES) if i not in bad}
 
 
-# Legal for sm_90, but refused: what nobody emits and what we could not verify.
+# Legal for sm_90, but refused: what no compiler emits and what we could not verify.
 REFUSED = (
     r"(mad|madc|mad24)\.hi\.sat\.s32",
     r"(min|max)\.relu\.s32",

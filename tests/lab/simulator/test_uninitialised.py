@@ -1,5 +1,5 @@
 """Uninitialised values: reported where they decide a branch, are an address or reach global memory;
-silent where nobody uses them."""
+silent where nothing uses them."""
 
 import numpy as np
 import pytest
@@ -67,7 +67,7 @@ def test_what_must_not_depend_on_an_undefined_value(use):
 
 
 UNUSED = {
-    "nobody": "y[t] = 0;",
+    "no use": "y[t] = 0;",
     "guarded store": "if (t < 60) y[t] = v;",
     "select": "y[t] = t < 60 ? v : -1.f;",
     "select early": "float w = t < 60 ? v : 0.f; for (int o = 16; o; o >>= 1) "

@@ -1,4 +1,4 @@
-"""Local variables that nobody set: reported though the compiler may have folded them away."""
+"""Local variables that were never set: reported though the compiler may have folded them away."""
 
 from pathlib import Path
 

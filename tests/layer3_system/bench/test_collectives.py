@@ -1,4 +1,4 @@
-"""The wires of s20's measurement: who waits how long."""
+"""The wires of s20's measurement: which rank waits how long."""
 
 import time
 
@@ -9,7 +9,7 @@ import torch.distributed as dist
 from layer3_system.bench.s20_collectives import Wire, all_reduce_tree, measured_crossing
 from layer3_system.s20_collectives import all_reduce, ring_seconds, tree_seconds
 
-ALPHA, BETA = 3.0, 0.5          # seconds, seconds a byte: nobody sleeps them
+ALPHA, BETA = 3.0, 0.5          # seconds, seconds a byte: never slept
 
 
 @pytest.fixture
