@@ -64,6 +64,11 @@ def likely(value, want, wrong, tolerance, what):
     return "", f"\n{common[0].upper()}{common[1:]}." if common else ""
 
 
+def lists(value):
+    """The value with a list for each tuple in it, where either is a right answer."""
+    return [*map(lists, value)] if isinstance(value, (list, tuple)) else value
+
+
 def rows(mistakes):
     """[(id, what went wrong, the array that one would get)]. ValueError where two ids have one
     sentence."""

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from lab.judge.compare import lists
 from lab.judge.mistakes import mistake, raises
 
 DRIVER = "layer3_system.testing.speculation_driver:GuessedStep"
@@ -77,7 +78,7 @@ def followed(tokens, count, longest=4, choose=lambda n, begin: (n, begin), overl
 
 
 def check_lookup(subject, tokens, count, **options):
-    got = subject.lookup(list(tokens), count, **options)
+    got = lists(subject.lookup(list(tokens), count, **options))
     want = followed(tokens, count, **options)
     wrong = {
         "no_overlap": ("an earlier occurrence may overlap the end, and this one does",

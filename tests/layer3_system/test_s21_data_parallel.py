@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from day02_overview import MIXED, sent_by, state_bytes
+from lab.judge.compare import lists
 from lab.judge.mistakes import mistake, raises
 from layer3_system.testing.training_models import Net
 from layer3_system.testing.training_stages import LIMIT, LR
@@ -77,7 +78,7 @@ def check_buckets(subject, sizes, capacity):
                           buckets(order[::-1], sizes, capacity, over=True)),
         "one_each": ("every parameter has a bucket of its own", [[i] for i in order[::-1]]),
     }
-    got = subject.fill_buckets(list(sizes), capacity)
+    got = lists(subject.fill_buckets(list(sizes), capacity))
     name, why = next(((name, f". This is what comes out when {why}") for name, (why, wrong)
                       in known.items() if got == wrong), ("", ""))
     assert got == right, mistake(

@@ -1,6 +1,7 @@
 """Graders of s23. p: stages   m: micro-batches, of uneven sizes on ranks   C: width"""
 
 import re
+from numbers import Integral
 
 import torch
 
@@ -62,7 +63,7 @@ def tuples(got, length, call):
     """A list of pairs (kind, micro-batch) or triples (kind, stage, micro-batch)."""
     assert isinstance(got, (list, tuple)) and all(
         isinstance(row, (list, tuple)) and len(row) == length and isinstance(row[0], str)
-        and row[0] in {"F", "B"} and all(isinstance(n, int) for n in row[1:])
+        and row[0] in {"F", "B"} and all(isinstance(n, Integral) for n in row[1:])
         for row in got), mistake(
             "not_actions", f"{call}: got {got!r:.200}, expected a list of {length}-tuples that "
             f'start with "F" or "B"')
