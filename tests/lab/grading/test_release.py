@@ -108,7 +108,7 @@ def test_graders_ship_with_what_they_compare_with():
     for name, *beside in (
             ("g08", "oracle_g08_activation_kv_quantization", "quantization_cases"),
             ("k05", "matmul_cases"), ("k14", "oracle_k14_paged_attention"),
-            ("k18", "oracle_k18_flash_backward", "matmul_cases")):
+            ("k18", "matmul_cases", "oracle_k18_flash_backward")):
         lesson = course.find(name)
         assert [path.stem for path in lesson.graders] == [f"test_{lesson.id}", *beside]
         for path in lesson.graders:
