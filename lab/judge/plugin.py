@@ -81,16 +81,17 @@ class GradedRun:
         submission is at fault. Answers that an edition lacks passed when it was made."""
         if not self.doubts or self.candidate.sources == self.lesson.sources:
             return
-        asked = None                    # the run of the course's own answer
+        reference_run = None
         if self.lesson.answered:
-            asked = GradedRun(self.lesson, replace(reference(self.lesson), shapes=False),
-                              self.exercises, Place(self.place.warm), self.seed,
-                              tests={doubt.test for doubt in self.doubts})
-            asked.run()
+            reference_run = GradedRun(
+                self.lesson, replace(reference(self.lesson), shapes=False), self.exercises,
+                Place(self.place.warm), self.seed, tests={doubt.test for doubt in self.doubts})
+            reference_run.run()
         for doubt in self.doubts:
-            if asked is None or doubt.test in asked.passes:
+            if reference_run is None or doubt.test in reference_run.passes:
                 before = self.outcomes[doubt.name][doubt.place][1]
-                message = blame.told(doubt, before, asked and asked.calls[doubt.test])
+                calls = reference_run and reference_run.calls[doubt.test]
+                message = blame.told(doubt, before, calls)
                 self.outcomes[doubt.name][doubt.place] = "fail", message
                 self.causes[doubt.name] = blame.BLAMED
 

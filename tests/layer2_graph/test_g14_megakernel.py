@@ -193,18 +193,23 @@ def test_layer_program__unseen(subject, agree, rng):
     check_list(subject, agree, int(rng.integers(1, 9)), Sizes(9, C, 2 * G, G, 8, F, 64, 8), tile)
 
 
-def check_list(subject, agree, i, m, tile):
-    program = subject.layer_program(i, subject.make("layer2_graph.machine:Sizes", *m), tile)
+def table_of(subject, name, program):                           # -> (instructions, 7)
+    """A list of Instructions as an array."""
     rows = program if isinstance(program, (list, tuple)) else ()
     lengths = {len(row) for row in rows if isinstance(row, (list, tuple))}
-    assert lengths <= {7}, mistake(
-        "no_list", f"layer_program: rows of {sorted(lengths)} numbers came out, expected "
-                   f"Instructions, of 7 each")
-    got = subject.make("numpy:array", program)
+    assert lengths <= {7}, mistake("no_list", f"{name}: rows of {sorted(lengths)} numbers came "
+                                              f"out, expected Instructions, of 7 each")
+    table = subject.make("numpy:array", program)
+    assert table.shape[1:] == (7,) or not table.size, mistake(
+        "no_list", f"{name}: an array {table.shape} came out, expected a list of Instructions")
+    return table.reshape(-1, 7)
+
+
+def check_list(subject, agree, i, m, tile):
+    sizes = subject.make("layer2_graph.machine:Sizes", *m)
+    got = table_of(subject, "layer_program", subject.layer_program(i, sizes, tile))
     want = book(m, tile, i)
     what = f"layer {i} with C = {m.C}, G = {m.G}, F = {m.F} in tiles of {tile}"
-    assert got.ndim == 2 and got.shape[1] == 7, mistake(
-        "no_list", f"layer_program: an array {got.shape} came out, expected a list of Instructions")
     for op in range(5):
         number, right = ((x[:, 0] == op).sum() for x in (got, want))
         name, why = ("tiles", "a last tile may be short, or the only one")
@@ -245,7 +250,7 @@ def test_run_program(subject, agree, rng, blocks, seed):
             named("above_need", "A counter that is at what an instruction needs is enough.",
                   lambda e: "at 0 of 0" in getattr(e, "text", "")):
         order = subject.run_program(queues_of(subject, program, blocks), own, seed)
-    rows = subject.make("numpy:array", order).tolist()
+    rows = table_of(subject, "run_program", order).tolist()
     legal(rows, program.tolist(), blocks)
     counts = Counter(program[:, -1].tolist())
     assert own.counters == [counts[i] for i in range(len(own.counters))], mistake(
@@ -281,7 +286,7 @@ def test_run_program__orders(subject, rng):
     for seed in range(4):
         own, _ = machine(subject, rng, RAGGED)
         order = subject.run_program(queues_of(subject, book(RAGGED, TILE), 5), own, seed)
-        orders.add(str(subject.make("numpy:array", order).tolist()))
+        orders.add(str(table_of(subject, "run_program", order).tolist()))
     assert len(orders) > 1, mistake("one_order", "four seeds, one order: a wrong list may be right "
                                                  "in that one. `rng` chooses among the blocks that "
                                                  "can go on")

@@ -8,6 +8,7 @@ note comes back after each step. Case numbers are those of the course's list for
 import numpy as np
 import pytest
 
+from lab.judge.compare import lists
 from lab.judge.failures import Raised
 from lab.judge.mistakes import mistake, raises
 from layer3_system import (
@@ -374,7 +375,7 @@ def test_run_step__unseen(subject, rng):
             subject.make("builtins:setattr", parts["launch"], "answer", flights)
             now, behind = (behind, flights) if overlap else (flights, [])
             launched, committed = launched + [[counts]] * bool(counts), committed + now
-            got = (subject.run_step(engine), parts["launch"].calls, parts["commit"].calls,
+            got = (lists(subject.run_step(engine)), parts["launch"].calls, parts["commit"].calls,
                    engine.counts, engine.flights if overlap else [])
             want = ([output for _, outputs in now for output in outputs], launched,
                     [[flight] for flight in committed], counts, behind)
