@@ -249,7 +249,8 @@ class Desk:
             self.write(path, spliced)
         if take != "file":          # the choice of a file holds once, and no longer
             with self.changing() as state:
-                state["synced"][exercise.id] = in_cell
+                for one in merge.exercises_in(cell, lesson, language):
+                    state["synced"][one.id] = self.digest(one, spliced)
                 state["cells"][exercise.id] = cell
         return take or "cell"
 

@@ -17,6 +17,12 @@ def own_text(exercise, text):
     return text.strip()
 
 
+def exercises_in(cell, lesson, language):
+    """The lesson's exercises that a cell defines, one or several."""
+    names = stub.definitions(cell, language)
+    return [one for one in lesson.exercises if one.language == language and one.name in names]
+
+
 def alike(text, base, suffix):
     """True where nothing of the learner's is in `text`; a notebook's outputs do not count."""
     return ipynb.same_cells(text, base) if suffix == ".ipynb" else text == base

@@ -1,6 +1,7 @@
 """The course in a notebook: `lesson = open_lesson("k07_softmax")`, then `lesson.check(name)`."""
 
 import ast
+import contextlib
 import html
 import importlib
 import re
@@ -89,7 +90,8 @@ class NotebookLesson:
     def warm(self):
         from lab.judge import forked
 
-        forked.warm(self.lesson)
+        with contextlib.suppress(CourseError):      # the first check meets it, and says so
+            forked.warm(self.lesson)
 
     def check(self, name, take=None):
         """Grade the cell that defines `name`, after writing it to the desk's file."""
@@ -101,12 +103,20 @@ class NotebookLesson:
                 raise CourseError(f'take: expected "cell" or "file", found {take!r}')
             candidate, note = self.candidate(exercise, take)
             verdicts = forked.grade(self.lesson, candidate, [name])
+        except CourseError as error:
+            return Note("refused", str(error))
+        notes = filter(None, (note, self.unrecorded(candidate, verdicts)))
+        source = candidate.labels[exercise.language]
+        return Result(verdicts, source, "; ".join(notes), self.first_guess(exercise))
+
+    def unrecorded(self, candidate, verdicts):
+        """Record verdicts on the desk: why that failed, else "". The learner sees them anyhow."""
+        try:
             if self.desk:
                 self.desk.record(self.lesson, candidate, verdicts)
         except CourseError as error:
-            return Note("refused", str(error))
-        source = candidate.labels[exercise.language]
-        return Result(verdicts, source, note, self.first_guess(exercise))
+            return f"the verdict was not recorded: {error}"
+        return ""
 
     def candidate(self, exercise, take):
         """(what to grade, a remark): the desk's file with the cell in it, or the cell alone."""

@@ -156,6 +156,19 @@ def test_a_file_edited_meanwhile_is_never_overwritten(desk):
     assert edited in [p.read_text() for p in kept(desk)]
 
 
+def test_two_exercises_may_share_a_cell(desk):
+    """Each check writes both, so the text in the file is the notebook's, whichever was checked."""
+    other = LESSON.exercise("attainable")
+    both = RIGHT + "\n\n" + stub.extract(LESSON.sources["python"], other.name, "python")
+    desk.write_cell(LESSON, ADD, both)
+    desk.write_cell(LESSON, other, both.replace("n, 3", "n + 0, 3"))
+    assert desk.write_cell(LESSON, ADD, both.replace("n, 3", "n + 1, 3")) == "cell"
+    assert "n + 1, 3" in desk.path(LESSON, ".py").read_text()
+    answer(desk, OTHER)
+    with pytest.raises(CourseError, match="count_add has two versions"):
+        desk.write_cell(LESSON, other, both)        # an edit in the file is still safe
+
+
 HELPED = """def times(n):
     return {} * n
 

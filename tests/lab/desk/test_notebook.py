@@ -101,6 +101,16 @@ def test_an_edited_file_is_refused_and_both_places_named(live, desk):
     assert any(p.read_text() == edited for p in (desk.folder / ".kept").iterdir())
 
 
+def test_a_verdict_that_cannot_be_recorded_is_shown(live):
+    live.run(ADD.format(3))
+    live.run("from lab.course import CourseError\nfrom lab.desk.desk import Desk\n"
+             "def full(*_):\n    raise CourseError('cannot write: no room')\n"
+             "record, Desk.record = Desk.record, full")
+    shown = live.run('lesson.check("count_add")')
+    live.run("Desk.record = record")
+    assert "pass: count_add" in shown and "the verdict was not recorded: cannot write" in shown
+
+
 def test_names_of_other_cells_are_reported(live):
     live.run("def thrice(n):\n    return 3 * n\n")
     live.run("def count_add(n, itemsize):\n    return n, thrice(n) * itemsize\n")
