@@ -24,9 +24,8 @@ def broken_rules(scheduler: Scheduler | StaticScheduler, counts: dict[Request, i
     if len(running) > scheduler.max_seqs:
         rules.append(f"{len(running)} requests run, there are {scheduler.max_seqs} seats")
     for request in waiting:
-        if request.table or request.num_computed or request in counts:
-            rules.append(f"{request.id} waits, but has pages, computed tokens or a part in the "
-                         f"step")
+        if request.table or request.num_computed:
+            rules.append(f"{request.id} waits, but has pages or computed tokens")
         if request.status != "waiting":
             rules.append(f"{request.id} waits, but its status is {request.status}")
     try:

@@ -119,6 +119,9 @@ class Drive:
                 for r, n in counts.items()})
         for rule in broken_rules(self.scheduler, counts):
             self.fault(rule)
+        for request in self.scheduler.waiting:
+            if request in counts:
+                self.fault(f"{request.id} waits, but has a part in the step")
 
     def fault(self, text: str) -> None:
         self.faults.append(f"step {len(self.history)}: {text}")
