@@ -208,8 +208,8 @@ PROMPTS = [[5, 7, 300], [9], [1000, 3, 4, 1500, 2, 8], [44, 2047]]
 def test_embed__model(subject):
     """The same next tokens as one rank's, with biases, and heads that two ranks share."""
     n = 4
-    run = subject.ranks(f"{DRIVER}:write_tokens", [("random", PROMPTS, 1)] * n)
-    alone = subject.ranks(f"{DRIVER}:write_tokens", [("random", PROMPTS, 1)]).results[0]
+    run = subject.ranks(f"{DRIVER}:write_tokens", [("random", PROMPTS, 4)] * n)
+    alone = subject.ranks(f"{DRIVER}:write_tokens", [("random", PROMPTS, 4)]).results[0]
     assert run.results == [alone] * n, (
         f"{n} ranks write {run.results}, one alone {alone}: row_linear and embed pass, is shard "
         f"right?")
