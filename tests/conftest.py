@@ -7,7 +7,6 @@ import pytest
 from lab import course, device
 from lab.judge import compare
 from lab.judge.fixtures import pace, reference_fixture, rng, subject, truth  # noqa: F401  (fixtures)
-from lab.terminal import main
 
 
 def pytest_addoption(parser):
@@ -83,6 +82,8 @@ def triton_on_the_cpu():
 def command(monkeypatch, capsys):
     """command(app, name, *words) -> (exit code, stdout, stderr) of a floor's command, in this
     process."""
+    from lab.terminal import main  # here: a check runs no command, and it takes a moment
+
     def run(app, name, *words):
         monkeypatch.setattr(sys, "argv", [name, *map(str, words)])
         with pytest.raises(SystemExit) as done:

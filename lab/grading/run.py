@@ -18,8 +18,8 @@ from lab.grading.model import Graded, Result
 from lab.grading.unit import COURSE_FAILED
 from lab.judge import check
 from lab.judge.candidate import Candidate
-from lab.judge.isolate import preload
-from lab.remote import wire
+from lab.judge.preloading import preload
+from lab.remote.frames import WireError, read_frame
 from lab.remote.servers import private
 from lab.remote.warm import Child
 
@@ -101,12 +101,12 @@ class Grading:
             child.kill()
         deadline = time.monotonic() + MAX_UNIT_SECONDS
         try:
-            message, _ = wire.read_frame(lambda n: child.read(n, deadline))
+            message, _ = read_frame(lambda n: child.read(n, deadline))
             return message["results"], message["notes"], False
         except TimeoutError:        # each call had its limit: a sum this large is slow code
             return rows(lesson, "fail", 0, f"stopped: grading it took more than "
                                            f"{MAX_UNIT_SECONDS // 60} minutes"), [], False
-        except (EOFError, OSError, wire.WireError) as error:
+        except (EOFError, OSError, WireError) as error:
             return rows(lesson, "error", None, f"the grader stopped without an answer: {error!r} "
                                                f"{child.output()[-500:]}"), [], True
         finally:

@@ -16,16 +16,9 @@ from lab import stub
 from lab.course import ROOT, SUFFIX
 from lab.grading.box import BOX_MEMORY, NOBODY, Box, gpu_nodes
 from lab.judge.imports import on_demand
-from lab.judge.isolate import (
-    Place,
-    floors_to,
-    later,
-    preload,
-    replaced,
-    running,
-    write,
-)
+from lab.judge.isolate import Place, later, running, write
 from lab.judge.plugin import EXERCISE, NotProvenHere
+from lab.judge.preloading import floors_to, preload, replaced
 from lab.judge.subject import SECONDS, Raised, Stopped, Subject
 from lab.remote.warm import Child
 

@@ -12,7 +12,7 @@ from lab.grading import extract, submission_parts
 from lab.grading.model import Result, Sent, Submission
 from lab.grading.sandbox import Sandbox, place
 from lab.judge import blame, check, mutants
-from lab.remote import wire
+from lab.remote.frames import frame
 from lab.remote.servers import Servers
 
 OTHER_INPUTS = ("It is right on the inputs of `lab check` and wrong on others: what does it take "
@@ -38,7 +38,7 @@ def main(connection, request):
     results = grade(lesson, replace(candidate, earlier=earlier), request["level"],
                     request["folder"], request["seed"], Servers(**request["subjects"]),
                     request["user"], held_back, alone, notes)
-    connection.sendall(wire.frame({"results": [asdict(result) for result in results],
+    connection.sendall(frame({"results": [asdict(result) for result in results],
                                    "notes": notes}, []))
 
 

@@ -16,6 +16,7 @@ ranks         the code under test on n ranks: results, messages, bytes
 launched      the simulator's report on a launch
 time_limit    how long an answer may take, counted by what the code does
 isolate       starts the process in which that code runs, with the files it may see
+preloading    what a process imports before it forks, by lesson
 imports       which floors a lesson needs, and floors that import on demand
 mistakes      ids of mistakes, which travel with a failure
 compare       compares an answer with its oracle and says what is wrong

@@ -9,9 +9,10 @@ from lab import course, device
 from lab.judge.attempt import untouched
 from lab.judge.candidate import Candidate
 from lab.judge.imports import import_on_demand
-from lab.judge.isolate import CUDA, Place, floors_below, preload
+from lab.judge.preloading import CUDA, floors_below, preload
 from lab.judge.verdict import Verdict
-from lab.remote import servers, wire
+from lab.remote import servers
+from lab.remote.frames import frame, read_frame
 from lab.remote.warm import Child
 
 PATIENCE = 600          # seconds for a grading
@@ -118,8 +119,8 @@ class Grader:
         deadline = time.monotonic() + PATIENCE
         try:
             self.child.connection.settimeout(PATIENCE)
-            self.child.connection.sendall(wire.frame(request, []))
-            answer, _ = wire.read_frame(lambda n: self.child.read(n, deadline))
+            self.child.connection.sendall(frame(request, []))
+            answer, _ = read_frame(lambda n: self.child.read(n, deadline))
         except (EOFError, OSError):             # a TimeoutError, too, is an OSError
             raise course.CourseError("the grader stopped without an answer: "
                                      f"{self.child.output()[-500:]}") from None
@@ -135,9 +136,10 @@ def main(connection, request):
     """The grader role of the warm process: answers each request until the other side hangs up."""
     import_on_demand()
     from lab.judge import check
+    from lab.judge.isolate import Place
 
     def answer(**data):
-        connection.sendall(wire.frame(data, []))
+        connection.sendall(frame(data, []))
 
     lesson = course.find(request["lesson"])
     place = Place(request["warm"])
@@ -154,7 +156,7 @@ def main(connection, request):
 def next_request(connection):
     """What is asked next; None where the other side has hung up."""
     try:
-        return wire.read_frame(lambda n: exactly(connection, n))[0]
+        return read_frame(lambda n: exactly(connection, n))[0]
     except EOFError:
         return None
 

@@ -6,7 +6,7 @@ import re
 
 from lab import course, stub
 from lab.judge.candidate import told
-from lab.judge.isolate import preload
+from lab.judge.preloading import preload
 
 SCHEMA = 1
 REPORTED = ("name", "verdict", "points", "max_points", "message")

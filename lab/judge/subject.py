@@ -16,6 +16,7 @@ from lab.judge.failures import NotStarted, Raised, Stopped
 from lab.judge.launched import Launched
 from lab.judge.time_limit import LAST_RESORT, TimeLimit
 from lab.remote import wire
+from lab.remote.frames import WireError, frame, read_frame
 
 # The least limit of a call; the reference's own time or steps, times SLACK, may be more.
 SECONDS = 10            # as time_limit.py counts them
@@ -219,9 +220,9 @@ class Subject:
         tree, buffers = wire.pack(list(values), lambda thing: self._number(thing))
         try:
             child.connection.settimeout(LAST_RESORT * SECONDS)
-            child.connection.sendall(wire.frame({"do": what, "with": tree}, buffers))
+            child.connection.sendall(frame({"do": what, "with": tree}, buffers))
             message, out = self._reply(slow)
-        except (EOFError, OSError, wire.WireError) as error:
+        except (EOFError, OSError, WireError) as error:
             stopped = self._stopped(error)
             child.kill()
             raise stopped from None
@@ -234,7 +235,7 @@ class Subject:
             raise Raised(message["error"] if isinstance(message["error"], dict) else {})
         try:
             return wire.unpack(message["value"], out, lambda i, kind: Remote(self, i, kind))
-        except (wire.WireError, KeyError) as error:
+        except (WireError, KeyError) as error:
             child.kill()
             raise self._stopped(error) from None
 
@@ -244,7 +245,7 @@ class Subject:
         while self._compiler is not None and "ask" in message:
             tree, buffers = wire.pack(self._compiler(message["ask"], out), None)
             self._child.connection.settimeout(LAST_RESORT * SECONDS)
-            self._child.connection.sendall(wire.frame({"value": tree}, buffers))
+            self._child.connection.sendall(frame({"value": tree}, buffers))
             message, out = self._frame(slow)
         return message, out
 
@@ -256,7 +257,7 @@ class Subject:
         if not time_limit.answered(limit):
             raise TimeoutError(f"{limit:.0f}")
         rest = TimeLimit(self._child)           # of an answer that has begun
-        return wire.read_frame(lambda n: self._read(n, rest), LARGEST)
+        return read_frame(lambda n: self._read(n, rest), LARGEST)
 
     def _read(self, n, time_limit):
         """Exactly n bytes of an answer."""
@@ -274,7 +275,7 @@ class Subject:
         if isinstance(error, TimeoutError):
             return Stopped("hung", f"no answer within {error} s: an endless loop?",
                            self._child.stack())
-        if isinstance(error, wire.WireError):
+        if isinstance(error, WireError):
             return Stopped("garbled", f"its answer cannot be read: {error}")
         cause, stack = self._child.crash()
         ending = self._child.ending() or "os._exit, a crash, or out of memory"

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from lab.judge.isolate import Place, running
 from lab.remote import wire
+from lab.remote.frames import frame, read_frame
 from lab.remote.warm import Child
 
 TEXT = ("lines", "path")        # of a launch's report: the kernel's own lines
@@ -79,9 +80,9 @@ class Taped(Place):
 
     def truth(self, test, data):
         tree, buffers = wire.pack(data)
-        frame = wire.frame({"value": tree}, buffers)
-        self.tape.truths.setdefault(test.name, []).append(frame)
-        return value(frame)             # as the edition will have it
+        message = frame({"value": tree}, buffers)
+        self.tape.truths.setdefault(test.name, []).append(message)
+        return value(message)           # as the edition will have it
 
 
 class RecordingChild(Child):
@@ -191,7 +192,7 @@ def parsed(data):
         rest = rest[n:]
         return bytes(part)
 
-    return wire.read_frame(read)
+    return read_frame(read)
 
 
 def value(data):
@@ -210,7 +211,7 @@ def cleaned(exchange):
     message, buffers = parsed(exchange.answer)
     if exchange.asked == "launch":
         message = without_text(message)
-    return wire.frame(message, buffers)
+    return frame(message, buffers)
 
 
 def without_text(tree):

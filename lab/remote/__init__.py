@@ -5,6 +5,7 @@ changes      what a call changed among its arguments
 child        loads the files it is handed, answers calls, judges nothing
 compiler     CUDA C and Triton compiled in another process
 fork_server  the process that has imported everything and forks children
+frames       messages to the trusted process and back: data, as JSON and raw bytes
 ledger       what ranks have begun, what does not fit, and the words for it
 pace_calls   the calls that are timed for points
 rank         one rank, in its own process
@@ -17,5 +18,5 @@ traffic      what a call of torch.distributed sends, in bytes
 warm         a forked child, as the process that asked for it sees it
 warm_cuda    what such a process imports for CUDA C
 warmup       the same for torch and Triton
-wire         what crosses to the trusted process and back: data, as JSON and raw bytes
+wire         values as the parts of such a message
 """

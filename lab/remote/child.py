@@ -16,6 +16,7 @@ from pathlib import Path
 from lab.course import ROOT, VERSION
 from lab.remote import compiler, wire
 from lab.remote.changes import seen
+from lab.remote.frames import frame, read_frame
 
 
 def main(connection, request):
@@ -30,7 +31,7 @@ def main(connection, request):
     serve = SubjectServer(connection, request)
     with contextlib.suppress(EOFError):
         while True:
-            serve.answer(*wire.read_frame(serve.read))
+            serve.answer(*read_frame(serve.read))
 
 
 class SubjectServer:
@@ -58,16 +59,16 @@ class SubjectServer:
                 *wire.unpack(message["with"], buffers, lambda i, _: self.objects[i]))
             reply = self.packed(value)
         except SystemExit as error:
-            reply = wire.frame({"error": self.describe(error, "it ended the program (sys.exit)")},
+            reply = frame({"error": self.describe(error, "it ended the program (sys.exit)")},
                                [])
         except BaseException as error:
-            reply = wire.frame({"error": self.describe(error)}, [])
+            reply = frame({"error": self.describe(error)}, [])
         self.connection.sendall(reply)
 
     def packed(self, value):
         try:
             tree, out = wire.pack(value, self.handle)
-            return wire.frame({"value": tree}, out)
+            return frame({"value": tree}, out)
         except RecursionError:
             raise wire.Unsendable("a value nested too deeply does not cross") from None
 
@@ -176,8 +177,8 @@ class SubjectServer:
     def ask(self, *values):
         """The answer of the process that compiles, asked by way of the grader."""
         tree, buffers = wire.pack(list(values), self.handle)
-        self.connection.sendall(wire.frame({"ask": tree}, buffers))
-        message, out = wire.read_frame(self.read)
+        self.connection.sendall(frame({"ask": tree}, buffers))
+        message, out = read_frame(self.read)
         return wire.unpack(message["value"], out)
 
     def do_compile(self, what, *arguments):

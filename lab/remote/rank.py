@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from lab import device
 from lab.remote import agreement, wire
+from lab.remote.frames import frame
 
 PR_SET_PDEATHSIG = 1
 LOOK = 0.1              # seconds between two looks for the parent, where no signal comes
@@ -44,7 +45,7 @@ def become(program, arguments, r, n, listener, parent, write, answer):
         over = {"kind": "returned"}
         try:
             tree, buffers = wire.pack(work(program, arguments, r, n, listener, write))
-            answer.write(wire.frame({"value": tree}, buffers))
+            answer.write(frame({"value": tree}, buffers))
             answer.flush()
         except BaseException as error:
             over = {"kind": "raised", "error": program.describe(error)}

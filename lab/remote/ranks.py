@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 from lab.remote import wire
+from lab.remote.frames import read_frame
 from lab.remote.ledger import Ending, Ledger, Operation, explain
 from lab.remote.rank import become
 
@@ -77,16 +78,19 @@ class Rank:
             if pid:
                 self.code = os.waitstatus_to_exitcode(status)
 
-    def end(self):
+    def kill(self):
         if self.code is None:
             os.kill(self.pid, signal.SIGKILL)       # not reaped yet, so the number is its own
+
+    def bury(self):
+        if self.code is None:
             os.waitpid(self.pid, 0)
             self.code = -signal.SIGKILL
         os.close(self.log)
 
     def result(self):
         self.answer.seek(0)
-        message, buffers = wire.read_frame(self.answer.read)
+        message, buffers = read_frame(self.answer.read)
         return wire.unpack(message["value"], buffers)
 
     def states(self):
@@ -224,7 +228,9 @@ class Team:
 
     def end(self):
         for rank in self.ranks:
-            rank.end()
+            rank.kill()
+        for rank in self.ranks:                     # then: each takes some milliseconds to end
+            rank.bury()
 
 
 def run(program, arguments, limit):

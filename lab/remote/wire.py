@@ -1,20 +1,15 @@
-"""What crosses between the trusted process and the code under test: data, as JSON and raw bytes.
-
-A message is a frame: two lengths, a JSON text, then the bytes of its arrays one after the other.
-Nothing here is ever unpickled, so a reply can be wrong but cannot run anything.
-"""
+"""Values that cross between the trusted process and the code under test: as trees of JSON's kinds
+and raw bytes, the parts of a frame (frames.py)."""
 
 import ctypes
-import json
 import math
-import struct
 import sys
 from collections import Counter, OrderedDict, defaultdict
 
 import numpy as np
 
-HEAD = struct.Struct(">QQ")              # bytes of JSON, bytes of arrays
-MAX_JSON_BYTES = 16 * 2**20  # bytes of JSON in a limited reply: a list of 3 takes 64 when read
+from lab.remote.frames import WireError
+
 MAX_ELEMENTS = 2**28        # of an array: strides of 0 make any number out of a few bytes
 PLAIN = (type(None), bool, int, float, str)
 DICTS = (dict, Counter, OrderedDict, defaultdict)       # they arrive as a dict
@@ -22,10 +17,6 @@ DTYPES = {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"
           "float16", "float32", "float64", "complex64", "complex128"}
 TENSOR_DTYPES = (DTYPES - {"uint16", "uint32", "uint64"}
                  | {"bfloat16", "float8_e4m3fn", "float8_e5m2"})
-
-
-class WireError(Exception):
-    """The bytes that came are not a message of this protocol."""
 
 
 class Unsendable(TypeError):
@@ -220,32 +211,3 @@ def checked(name, allowed):
     if name not in allowed:
         raise WireError(f"unknown dtype {name!r}")
     return name
-
-
-# ---- frames
-
-
-def frame(message, buffers):
-    """The bytes of one message. `message` is JSON-able and holds the tree."""
-    text = json.dumps({"message": message, "sizes": [len(b) for b in buffers]}).encode()
-    return b"".join((HEAD.pack(len(text), sum(map(len, buffers))), text, *buffers))
-
-
-def read_frame(read, largest=math.inf):
-    """(message, buffers) from `read(n)`, which returns exactly n bytes or raises EOFError."""
-    text_size, data_size = HEAD.unpack(read(HEAD.size))
-    if text_size + data_size > largest:
-        raise WireError(f"a reply of {text_size + data_size:,} bytes; at most {largest:,} are "
-                        f"allowed")
-    if largest < math.inf and text_size > MAX_JSON_BYTES:
-        raise WireError(f"a reply with {text_size:,} bytes of JSON, which lists become; at most "
-                        f"{MAX_JSON_BYTES:,} are allowed")
-    try:
-        head = json.loads(read(text_size))
-        message = head["message"]
-        sizes = head["sizes"]
-        if any(type(n) is not int or n < 0 for n in sizes) or sum(sizes) != data_size:
-            raise WireError("the lengths of a message do not add up")
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise WireError(f"malformed message: {error!r}") from None
-    return message, [read(n) for n in sizes]

@@ -20,6 +20,7 @@ from lab.grading import missing_answers as missing
 from lab.grading import release
 from lab.judge import tape
 from lab.judge.subject import SLACK
+from lab.remote.frames import frame, read_frame
 
 K01 = course.find("k01_vector_add")
 
@@ -408,17 +409,17 @@ def test_a_course_that_git_does_not_track(tmp_path, monkeypatch):
 
 
 def question(what, *values):
-    return tape.wire.frame({"do": what, "with": list(values)}, [])
+    return frame({"do": what, "with": list(values)}, [])
 
 
 def test_a_replayed_reference_answers_what_it_was_asked():
-    answer = tape.wire.frame({"value": 7}, [])
+    answer = frame({"value": 7}, [])
     child = tape.ReplayChild([[tape.digest(question("get", None, "x")),
                             tape.base64.b64encode(answer).decode()]])
     with pytest.raises(RuntimeError, match="no longer asks"):
         tape.ReplayChild([["0", ""]]).sendall(question("get", None, "y"))
     child.sendall(question("get", None, "x"))
-    assert tape.wire.read_frame(child.part) == ({"value": 7}, [])
+    assert read_frame(child.part) == ({"value": 7}, [])
     with pytest.raises(RuntimeError, match="no longer asks"):
         child.sendall(question("get", None, "x"))
 
@@ -455,7 +456,7 @@ def test_arrays_may_differ_in_their_last_bits():
 
     def asked(value):
         tree, buffers = tape.wire.pack([np.full(3, value)])
-        return tape.digest(tape.wire.frame({"do": "call", "with": tree}, buffers))
+        return tape.digest(frame({"do": "call", "with": tree}, buffers))
 
     assert asked(1.0) == asked(1.0 + 1e-15)
     assert asked(1.0) != tape.digest(question("call"))
@@ -464,7 +465,7 @@ def test_arrays_may_differ_in_their_last_bits():
 def test_limits_are_the_longest_of_the_tape():
     def launch(steps):
         tree, _ = tape.wire.pack(([{"steps": steps, "lines": {"1": "secret"}}], []))
-        return tape.Exchange(question("launch"), tape.wire.frame({"value": tree}, []))
+        return tape.Exchange(question("launch"), frame({"value": tree}, []))
 
     made = tape.ReferenceTape()
     made.graded += [launch(5), launch(30), tape.Exchange(question("call"), b"", 0.5)]

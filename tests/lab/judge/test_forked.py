@@ -1,6 +1,8 @@
 """Grading in forked processes: one or several, the verdicts are those of one grader."""
 
 import itertools
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -137,3 +139,11 @@ def test_cuda_is_graded_without_the_lessons_python():
     assert rows["add_cuda"].verdict == "pass"
     assert rows["predict_sectors_per_request"].verdict == "fail"
     assert "ValueError: here" in rows["predict_sectors_per_request"].message
+
+
+def test_asking_for_a_process_needs_neither_numpy_nor_pytest():
+    """They would be imported before that process starts, not beside it."""
+    code = "import sys, lab.judge.forked; print({'numpy', 'pytest', 'torch'} & set(sys.modules))"
+    told = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True,
+                          cwd=course.ROOT)
+    assert told.stdout == "set()\n", told.stderr

@@ -6,7 +6,7 @@ import pytest
 
 from lab import course, stub
 from lab.course import ROOT
-from lab.judge import isolate, plugin
+from lab.judge import isolate, plugin, preloading
 from lab.judge.candidate import Candidate
 from lab.judge.subject import Raised
 
@@ -61,16 +61,16 @@ def test_a_floor_above_is_not_there():
 
 
 def test_the_floors_below_are_imported_before_the_fork():
-    below = isolate.floors_below(course.find("s07"))
+    below = preloading.floors_below(course.find("s07"))
     assert below == ("layer1_kernels", "layer2_graph")              # it needs nothing of the days
-    assert isolate.floors_below(course.find("r01")) == ()
+    assert preloading.floors_below(course.find("r01")) == ()
 
 
 def test_a_floor_with_texts_of_the_authors_is_not_imported_before_the_fork():
     lesson = course.find("s05")
-    assert isolate.floors_below(lesson) == ("day01_roofline", "layer1_kernels", "layer2_graph")
+    assert preloading.floors_below(lesson) == ("day01_roofline", "layer1_kernels", "layer2_graph")
     own = {"layer1_kernels/k07_softmax.py": "def softmax(x):\n    return 'the author\\'s own'\n"}
-    assert isolate.floors_below(lesson, own) == ("day01_roofline",)
+    assert preloading.floors_below(lesson, own) == ("day01_roofline",)
     with isolate.prepared(course.find("k08"), course.find("k08").sources, own) as folder:
         assert "own" in isolate.Path(folder, "layer1_kernels/k07_softmax.py").read_text()
     with probed(course.find("g01"), earlier=own) as child:

@@ -55,8 +55,8 @@ PROBE = '''
     def hidden(): return [k for k in sys.modules if k.startswith(("tests", "solutions", "pytest"))]
     def paths(): return [p for p in sys.path]
     def writes():
-        import lab.remote.wire
-        lab.remote.wire.frame = lambda *a: b"\\0" * 15 + b"\\2" + b"[]" * 8
+        import lab.remote.child
+        lab.remote.child.frame = lambda *a: b"\\0" * 15 + b"\\2" + b"[]" * 8
     def cube(x): return x * x * x
     def predict_one(): return np.int64(1)
     def predict_list(): return [1]

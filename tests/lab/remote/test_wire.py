@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from lab.remote import wire
+from lab.remote.frames import HEAD, WireError, frame, read_frame
 
 
 def cross(value):
     tree, buffers = wire.pack(value)
-    stream = io.BytesIO(wire.frame(tree, buffers))
+    stream = io.BytesIO(frame(tree, buffers))
 
     def read(n):
         data = stream.read(n)
@@ -22,7 +23,7 @@ def cross(value):
             raise EOFError
         return data
 
-    return wire.unpack(*wire.read_frame(read))
+    return wire.unpack(*read_frame(read))
 
 
 PLAIN = [None, True, 0, -7, 2**200, 1.5, math.inf, "ü\0", b"\xff", [1, (2, "x")], (), {},
@@ -131,25 +132,25 @@ HOSTILE = [
 
 @pytest.mark.parametrize("tree", HOSTILE, ids=lambda t: json.dumps(t)[:50])
 def test_hostile_trees_are_wire_errors(tree):
-    with pytest.raises(wire.WireError):
+    with pytest.raises(WireError):
         wire.unpack(tree, [b"\0" * 8])
 
 
 @pytest.mark.parametrize("data", [
-    wire.HEAD.pack(2**60, 0), wire.HEAD.pack(4, 0) + b"[[[[", wire.HEAD.pack(2, 0) + b"[]",
-    wire.HEAD.pack(4, 0) + b"\xff\xff\xff\xff",
-    wire.HEAD.pack(32, 3) + b'{"message": 1, "sizes": [1, -1]}abc'])
+    HEAD.pack(2**60, 0), HEAD.pack(4, 0) + b"[[[[", HEAD.pack(2, 0) + b"[]",
+    HEAD.pack(4, 0) + b"\xff\xff\xff\xff",
+    HEAD.pack(32, 3) + b'{"message": 1, "sizes": [1, -1]}abc'])
 def test_hostile_frames_are_wire_errors(data):
     stream = io.BytesIO(data)
-    with pytest.raises(wire.WireError):
-        wire.read_frame(stream.read, largest=2**20)
+    with pytest.raises(WireError):
+        read_frame(stream.read, largest=2**20)
 
 
 def test_deep_nesting_is_a_wire_error():
     text = b'{"sizes": [], "message": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
-    stream = io.BytesIO(wire.HEAD.pack(len(text), 0) + text)
-    with pytest.raises(wire.WireError):
-        wire.unpack(*wire.read_frame(stream.read))
+    stream = io.BytesIO(HEAD.pack(len(text), 0) + text)
+    with pytest.raises(WireError):
+        wire.unpack(*read_frame(stream.read))
 
 
 @pytest.mark.parametrize("value", [
