@@ -135,6 +135,8 @@ MODULE_DIRECTIVE = re.compile(
     r'^\s*\.(version\s+[\d.]+|target\s+[\w, ]+|address_size\s+\d+|pragma\s+"[^"]*")')
 BOUNDARY = re.compile(r"[;{}]|\.(?:loc|file|section)\b[^\n]*")
 COMMENT = re.compile(r"(\.(?:loc|file)\b[^\n]*)|//[^\n]*|/\*.*?\*/", re.S)
+ASSEMBLY = re.compile(r"// begin inline asm\n.*?// end inline asm\n", re.S)
+PLACE = re.compile(r"\.loc\b[^\n]*")
 LABEL = re.compile(r"\s*([\w$]+)\s*:(?!:)")
 TEXTURE_READ = re.compile(r"(\{[^}]*\})\s*,\s*\[\s*(%[\w$]+)\s*,\s*(\{[^}]*\})\s*\]$")
 CALL_BY_REGISTER = re.compile(r"(?:\([^)]*\)\s*,\s*)?(%[\w$]+)")
@@ -167,8 +169,16 @@ def split_commas(text):
 
 def parse(text):
     """PTX text -> Module. Raises Unsupported for a directive that the parser does not know."""
+    text = ASSEMBLY.sub(lambda match: at_one_line(match[0]), text)
     text = COMMENT.sub(lambda match: match[1] or " ", text)
     return _Parser(text).module
+
+
+def at_one_line(assembly):
+    """The text of an inline assembly with its first .loc alone: Triton 3.8 numbers the assembly's
+    lines on from the line of the code that it stands for."""
+    first = PLACE.search(assembly)
+    return assembly[:first.end()] + PLACE.sub("", assembly[first.end():]) if first else assembly
 
 
 class _Parser:

@@ -16,6 +16,8 @@ from .triton_tuning import tuning
 
 BACKENDS = "triton.backends"
 NAME = "simulator"
+# What Triton raises where it finds no driver; the second where torch says that a GPU is there.
+NO_DRIVER = (RuntimeError, AssertionError)
 
 
 class Fallback:
@@ -109,7 +111,7 @@ def triton_driver():
         return None
     try:
         active = sys.modules["triton"].runtime.driver.active
-    except RuntimeError:                # no GPU, and `deactivate_triton` was called
+    except NO_DRIVER:                   # no GPU, and `deactivate_triton` was called
         return None
     return active if active in map(make_driver, (None, *DEVICES)) else None
 
@@ -124,5 +126,5 @@ def deactivate_triton():
         triton.runtime.driver._default = None
     try:
         triton.runtime.driver.reset_active()
-    except RuntimeError:
+    except NO_DRIVER:
         triton.runtime.driver.set_active(None)

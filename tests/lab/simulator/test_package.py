@@ -1,6 +1,7 @@
 """The simulator as a package of its own: its wheel, in a folder where no course can be imported."""
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -87,6 +88,17 @@ def test_a_projects_tests_run_and_are_checked(folder):
     assert "1 failed, 2 passed" in done.stdout, done.stdout + done.stderr
     assert "race: `tile` at byte 252" in done.stdout and "races.py" not in done.stdout
     assert "FAILED test_kernels.py::test_cupy[]" in done.stdout
+
+
+def test_the_kernels_of_tritons_tutorials_run(folder):
+    """The same file as in the course, which here switches nothing on; one of its tests switches the
+    simulator off and on."""
+    text = (ROOT / "tests/lab/simulator/test_triton_tutorials.py").read_text("utf-8")
+    text = text.replace("from lab import simulator", "import kernel_simulator as simulator")
+    (folder / "tutorials.py").write_text(re.sub(r"^pytestmark = .*", "", text, flags=re.M))
+    done = python(folder, "-m", "pytest", "-q", "--simulate", "-p", "no:cacheprovider",
+                  "tutorials.py")
+    assert "failed" not in done.stdout and " passed" in done.stdout, done.stdout + done.stderr
 
 
 def test_without_the_flag_nothing_is_changed(folder):

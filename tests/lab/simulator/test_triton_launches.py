@@ -15,6 +15,7 @@ triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 
 from lab import simulator  # noqa: E402
+from lab.simulator import ptx  # noqa: E402
 
 from . import triton_kernels  # noqa: E402
 from .triton_kernels import add_kernel, attention_kernel, matmul_kernel  # noqa: E402
@@ -301,6 +302,43 @@ def test_a_kernel_of_a_notebook_cell():
         names["kernel"][(1,)](x, y[:60], N=64)
     assert caught.value.path == "<cell 7>" and caught.value.line == 5
     assert "tl.store(y + i, 2 * tl.load(x + i))" in str(caught.value)
+
+
+@triton.jit
+def doubled(x, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x + i, 2 * tl.load(x + i))
+
+
+def test_a_fault_within_an_assembly_has_its_own_line():
+    with pytest.raises(simulator.KernelError) as caught:
+        doubled[(4,)](torch.ones(1000), BLOCK=256)
+    assert caught.value.source_line == "tl.store(x + i, 2 * tl.load(x + i))"
+
+
+def test_lines_counted_on_within_an_assembly_are_not_the_kernels():
+    """As Triton 3.8 writes a load of two registers in line 6."""
+    kernel = ptx.parse("""
+.visible .entry k(.param .u64 x)
+{
+	.reg .b32 %r<3>;
+	.reg .b64 %rd<2>;
+	ld.param.b64 %rd1, [x];
+	.loc	1 6 21                          // a.py:6:21
+	// begin inline asm
+	.loc	1 6 21                          // a.py:6:21
+	mov.u32 %r1, 0x0;
+	.loc	1 7 21                          // a.py:7:21
+	mov.u32 %r2, 0x0;
+	.loc	1 8 21                          // a.py:8:21
+	ld.global.v2.b32 { %r1, %r2 }, [ %rd1 + 0 ];
+	// end inline asm
+	.loc	1 7 5                           // a.py:7:5
+	ret;
+	.file	1 "/a.py"
+}
+""").functions["k"]
+    assert [inst.location and inst.location.line for inst in kernel.code] == [None, 6, 6, 6, 7]
 
 
 def test_a_compiled_kernel_says_what_it_takes():
