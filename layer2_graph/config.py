@@ -129,7 +129,8 @@ def read_config(folder: Path | str, ignore: Collection[str] = ()) -> Config:
     flags = biases(path, family, entries)
     H, G, D = heads(path, entries)
     theta, scaling = rotation(path, entries, ignore)
-    room = entries["max_position_embeddings"] or DEFAULTS[family]["max_position_embeddings"]
+    room = longest(entries["max_position_embeddings"]
+                   or DEFAULTS[family]["max_position_embeddings"], dict(scaling))
     window = sliding(path, family, entries)
     return Config(
         L=entries["num_hidden_layers"], C=entries["hidden_size"], H=H, G=G, D=D,
@@ -279,6 +280,15 @@ def scaling_type(path, scaling):
         raise ModelError(f"{path}: rotary scaling {' and '.join(map(shown, names))}, expected "
                          f"one of {', '.join(SCALINGS)}")
     return names[0]
+
+
+def longest(room, scaling):
+    """The tokens of the longest context: where YaRN stretches one, max_position_embeddings may
+    still be what it was before, as in the files that Qwen's instructions make."""
+    if scaling.get("rope_type") != "yarn":
+        return room
+    stretched = scaling["factor"] * scaling["original_max_position_embeddings"]
+    return int(max(room, min(stretched, LARGEST_ROOM)))
 
 
 def check_scaling(path, kind, scaling, theta):

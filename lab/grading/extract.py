@@ -6,10 +6,8 @@ notebook the last cell that defines an exercise counts, with what it needs from 
 
 import ast
 import re
-from bisect import bisect_right
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import accumulate
 
 from lab import stub
 from lab.grading import pieces, submission_parts
@@ -184,16 +182,18 @@ def placed(lesson, submission, language, attempts, notes, alone):
         if wanted:
             notes += notes_on(part, own)
     spliced = stub.splice(lesson.stubs[language], "".join(texts), language)
-    homes = [part for part, has in used if has]
-    files = list(dict.fromkeys(part.file for part in homes))
-    label = homes[0].label if len(homes) == 1 else ", ".join(files)
-    starts = [0, *accumulate(text.count("\n") for text in texts)]
-    return spliced.text, label, [local(line, starts) for line in spliced.origin]
+    files = list(dict.fromkeys(part.file for part, has in used if has))
+    label = used[0][0].label if len(used) == 1 else ", ".join(files)
+    places = [place(part, line, len(used) > 1)
+              for (part, _), text in zip(used, texts, strict=True)
+              for line in range(1, text.count("\n") + 1)]
+    return spliced.text, label, [line and places[line - 1] for line in spliced.origin]
 
 
-def local(line, starts):
-    """A line of the joined parts, as a line of its own part."""
-    return None if line is None else line - starts[bisect_right(starts, line - 1) - 1]
+def place(part, line, several):
+    """A line of a part as its author finds it. several: whether others give some, too, so that the
+    label does not say which cell it is in"""
+    return f"code cell {part.cell}, line {line}" if several and part.cell is not None else line
 
 
 def chosen(submission, attempts, gifts, alone):

@@ -254,6 +254,16 @@ def test_models_that_people_have_load(tmp_path, name):
     assert m.theta == entries.get("rope_theta", 1e4) and entries["hidden_size"] == m.C
 
 
+def test_yarn_makes_room_for_what_it_stretches(tmp_path):
+    """As vLLM counts it; room that is said to be larger stays."""
+    entries, *_ = KNOWN["Qwen2.5 7B, long"]
+    assert read_config(write(tmp_path, entries)).room == 4 * 32_768
+    longer = entries | {"max_position_embeddings": 2**20}
+    assert read_config(write(tmp_path, longer)).room == 2**20
+    entries, *_ = KNOWN["DeepSeek R1 Distill Llama 8B"]
+    assert read_config(write(tmp_path, entries)).room == 131_072        # not YaRN
+
+
 # ---- one entry changed
 
 

@@ -325,7 +325,10 @@ def test_a_cuda_cell_takes_its_helpers_from_another():
     made, _ = of(("hw.ipynb", cells))
     assert "float mine" in made.sources["cuda"] and got(made, "softmax_fused_cuda")
     line = stub.find_line(made.sources["cuda"], "softmax_fused_cuda", "cuda")
-    assert made.origins["cuda"][line - 1] == 2              # %%cuda is line 1
+    assert made.labels["cuda"] == "hw.ipynb"
+    assert made.origins["cuda"][line - 1] == "code cell 2, line 2"      # %%cuda is line 1
+    helped = made.sources["cuda"].split("\n").index("__device__ float mine(float a) { return a; }")
+    assert made.origins["cuda"][helped] == "code cell 1, line 2"
 
 
 def test_given_cells_that_were_edited_do_not_count():
@@ -407,7 +410,7 @@ def test_a_desks_file_counts_and_its_notebook_gives_what_is_still_a_stub():
     noted(notes, "merge", "has another version")
     assert made.labels["python"] == f"{PY}, layer1_kernels/k07_softmax.ipynb"
     place = stub.find_line(made.sources["python"], "predict_bytes_ratio", "python")
-    assert made.origins["python"][place - 1] == 1
+    assert made.origins["python"][place - 1] == "code cell 2, line 1"
 
 
 def test_the_result_is_graded():
