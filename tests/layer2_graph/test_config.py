@@ -255,7 +255,7 @@ def test_models_that_people_have_load(tmp_path, name):
 
 
 def test_yarn_makes_room_for_what_it_stretches(tmp_path):
-    """As vLLM counts it; room that is said to be larger stays."""
+    """The original length times the factor; room that is said to be larger stays."""
     entries, *_ = KNOWN["Qwen2.5 7B, long"]
     assert read_config(write(tmp_path, entries)).room == 4 * 32_768
     longer = entries | {"max_position_embeddings": 2**20}
