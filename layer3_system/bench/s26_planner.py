@@ -157,7 +157,7 @@ def collective_seconds(turns: int) -> tuple[list[float], list[float]]:
     """(bytes of a rank's piece, seconds of a round) of all_gathers and reduce_scatters."""
     ways = {"gather": lambda x: dist.all_gather_into_tensor(x, x.chunk(W)[0].clone()),
             "scatter": lambda x: dist.reduce_scatter_tensor(x.chunk(W)[0].clone(), x)}
-    rows = [(S / W, timed(call, torch.ones(S // 4), turns) / (W - 1))
+    rows = [(S / W, statistics.median(timed(call, torch.ones(S // 4), turns)) / (W - 1))
             for call in ways.values() for S in SIZES]
     sizes, seconds = zip(*rows, strict=True)
     return list(sizes), list(seconds)

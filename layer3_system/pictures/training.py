@@ -74,14 +74,15 @@ def stage_bars(models: "list[tuple[LlamaShape, int]]") -> "Figure":
 
 
 def bucket_lanes(runs: dict[str, list]) -> "Figure":
-    """When one rank computed (blue) and when its buckets were summed (red), a panel a run.
+    """When one rank computed (blue) and when its buckets were summed (red), a panel a run, on one
+    axis.
 
     runs: {title: [[name, began, ended]] of a backward}, in seconds
     """
     import matplotlib.pyplot as plt
 
     most = max(sum(name == "all_reduce" for name, *_ in spans) for spans in runs.values())
-    figure, every = plt.subplots(len(runs), 1, squeeze=False, layout="constrained",
+    figure, every = plt.subplots(len(runs), 1, squeeze=False, sharex=True, layout="constrained",
                                  figsize=(7.5, 0.6 + len(runs) * (0.5 + 0.15 * most)))
     for axes, (title, spans) in zip(every[:, 0], runs.items(), strict=True):
         start = min(began for _, began, _ in spans)

@@ -279,3 +279,12 @@ def test_rank_0_has_a_band_of_each_matrix():
 def test_a_cache_shrinks_until_heads_are_repeated():
     lines = pictures.cache_by_ranks({"four heads": (1, 4, 500), "one": (1, 1, 500)}).axes[0].lines
     assert [list(line.get_ydata()) for line in lines] == [[4, 2, 1, 1, 1], [1] * 5]
+
+
+def test_lanes_of_buckets_have_one_axis():
+    """A run that took half as long is half as wide."""
+    slow = [["mul", 5.000, 5.004], ["all_reduce", 5.002, 5.008], ["mul", 5.007, 5.008]]
+    fast = [["mul", 9.000, 9.003], ["all_reduce", 9.003, 9.004]]
+    upper, lower = pictures.bucket_lanes({"slow": slow, "fast": fast}).axes
+    ends = [max(bar.get_x() + bar.get_width() for bar in axes.patches) for axes in (upper, lower)]
+    assert ends == pytest.approx([8, 4]) and upper.get_xlim() == lower.get_xlim()
