@@ -64,6 +64,12 @@ class Config:
         """The factor of attention's scores."""
         return (self.D + self.rotated) ** -0.5
 
+    def expect_plain(self) -> None:
+        """ValueError if the layers have experts or latents, which few of the tools handle."""
+        for what, number in (("experts", self.E), ("latents", self.latent)):
+            if number:
+                raise ValueError(f"a model with {what}, expected one without")
+
     def has_experts(self, i: int) -> bool:
         """Whether layer i has experts."""
         return self.E > 0 and i not in self.dense_layers

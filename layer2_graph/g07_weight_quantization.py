@@ -149,8 +149,7 @@ def grouped(w: Tensor, group: int) -> Tensor:       # (…, K) -> (…, K / grou
 def half(scales: Tensor) -> Tensor:
     """Scales rounded to fp16, returned as fp32. ValueError if one is larger than fp16 can hold."""
     if scales.numel() and scales.max() > 65504:
-        raise ValueError(f"scales: the largest is {scales.max():.6g}, expected up to 65504, fp16's "
-                         f"largest")
+        raise ValueError(f"scales: the largest is {scales.max():.6g}, expected up to fp16's 65504")
     return scales.half().float()
 
 
@@ -269,6 +268,7 @@ def is_matrix(name: str) -> bool:
 
 def with_matrices(model: Llama, change: Callable) -> Llama:
     """A Llama with every matrix w replaced by change(name, w)."""
+    model.config.expect_plain()
     weights = {name: change(name, w) if is_matrix(name) else w
                for name, w in model.weights.items()}
     return Llama(model.config, weights, model.ops)
@@ -287,7 +287,7 @@ def perplexity(model: Llama, documents: Sequence[Sequence[int]], rows: int = 16)
     loss = count = 0.0
     for begin in range(0, len(documents), rows):
         some = [tokens[:model.config.room] for tokens in documents[begin:begin + rows]]
-        cache = ContiguousCache(model.config, len(some), model.config.room,
+        cache = ContiguousCache(model.config, len(some), max(map(len, some)),
                                 model.embedding.dtype, model.embedding.device)
         logits = model.forward(cache.step([tokens[:-1] for tokens in some]), cache, every=True)
         follow = torch.tensor([token for tokens in some for token in tokens[1:]])
@@ -305,6 +305,7 @@ def hessians(model: Llama, documents: Sequence[Sequence[int]]) -> dict[str, Tens
 
     In fp32 at least. It is half the second derivative of the squared error of w x by a row of w.
     """
+    model.config.expect_plain()
     names = {id(w): name for name, w in model.weights.items() if is_matrix(name)}
     sums: dict[str, Tensor] = {}
 
@@ -391,8 +392,7 @@ def quantize_llama(model: Llama, bits: int, group: int) -> Llama:
     copy stays for looking up tokens. ValueError if the group does not divide a row.
     """
     def packed(w):
-        codes, scales = quantize_weight(w, bits, group)
-        return PackedWeight(codes, scales, bits, group)
+        return PackedWeight(*quantize_weight(w, bits, group), bits, group)
 
     own = with_matrices(model, lambda name, w: packed(w))
     own.ops = packed_matmul(model.ops)

@@ -116,6 +116,7 @@ def smooth(norm: Tensor, matrices: list[Tensor], largest: Tensor,
 
 def with_matmul(model: Llama, matmul: Callable) -> Llama:
     """A Llama that calls matmul(name, x, w) for every matrix; the head is unchanged."""
+    model.config.expect_plain()
     names = {id(w): name for name, w in model.weights.items() if is_matrix(name)}
 
     def chosen(x, w):                               # (T, K), (N, K) -> (T, N)
@@ -221,6 +222,8 @@ def with_outliers(model: Llama, channels: Sequence[int], times: float) -> Llama:
 
 def with_kv(model: Llama, keys: Callable, values: Callable) -> Llama:
     """A Llama that stores keys(k) and values(v) in its cache instead of k and v, (T, G, D)."""
+    model.config.expect_plain()
+
     def write_kv(k, v, *pages):
         return model.ops.write_kv(keys(k).to(k.dtype), values(v).to(v.dtype), *pages)
 

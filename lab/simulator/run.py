@@ -1,5 +1,6 @@
 """One launch while it runs: its memory, its limits, its counters and what it complains about."""
 
+import math
 import re
 import sys
 
@@ -220,8 +221,12 @@ class Run:
     def out_of_budget(self, inst, wave):
         limit = f"{self.budget} warp instructions" if self.budget < 1 << 62 else \
             f"{self.patience} simulated instructions"
+        begun = int(wave.block_numbers[-1]) + 1
+        waits = "" if begun == math.prod(self.grid) else (
+            f" Or does it wait for a later block? Blocks from {begun} on had not begun: only a "
+            f"cooperative launch promises that all run at once.")
         raise self.error(inst, "endless", f"the kernel did not end within {limit}: an endless "
-                         f"loop? It was here", wave, int(wave.lanes.index[0]))
+                         f"loop?{waits} It was here", wave, int(wave.lanes.index[0]))
 
 
 def reached_functions(module, kernel):

@@ -70,15 +70,23 @@ def test_the_learners_file_goes_there_and_verdicts_come_back(box):
     assert (wrong.verdict, wrong.points) == ("fail", 0) and wrong.message
 
 
-def test_the_command_and_its_report(box, tmp_path):
+def command(*words):
+    return subprocess.run([sys.executable, "-P", "-m", "lab.cli", *words], capture_output=True,
+                          text=True)
+
+
+def check_by_command(place, tmp_path):
+    """`lab check` of a right file on another machine, as a learner types it."""
     mine = tmp_path / "mine.cu"
     mine.write_text(LESSON.sources["cuda"])
-    done = subprocess.run([sys.executable, "-P", "-m", "lab.cli", "check", "k01/add_vector_cuda",
-                           "--on", "box", "--json", "--file", mine], capture_output=True, text=True)
+    done = command("check", "k01/add_vector_cuda", "--on", place, "--json", "--file", mine)
     names = [(row["name"], row["verdict"]) for row in json.loads(done.stdout)["exercises"]]
     assert ("add_vector_cuda", "pass") in names and "add_vector_cuda.speed" in dict(names)
-    done = subprocess.run([sys.executable, "-P", "-m", "lab.cli", "bench", "s01", "--on", "box"],
-                          capture_output=True, text=True)
+
+
+def test_the_command_and_its_report(box, tmp_path):
+    check_by_command("box", tmp_path)
+    done = command("bench", "s01", "--on", "box")
     assert done.returncode == 2
     assert done.stderr.startswith("lab: box: ") and "no NVIDIA GPU there" in done.stderr
 
@@ -151,7 +159,8 @@ def wait_for(port):
     raise AssertionError("the ssh server does not listen")
 
 
-def test_over_a_real_server(server):
+def test_over_a_real_server(server, tmp_path):
     assert graded(server).verdict == "pass"
+    check_by_command(server, tmp_path)
     with pytest.raises(CourseError, match="its k01_vector_add is not the one"):
         elsewhere.measure(server, OTHER)

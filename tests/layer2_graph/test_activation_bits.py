@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -135,6 +136,15 @@ def test_a_model_of_16_bits_stays_one(dtype, change):
     documents = [[3, 1, 4, 1, 5], [9, 2, 6]]
     right = perplexity(model, documents)
     assert perplexity(change(model), documents) == pytest.approx(right, rel=0.1)
+
+
+def test_perplexity_asks_for_the_room_of_its_documents():
+    """A model may have room for a million tokens, which no cache here could hold."""
+    model = random_llama()
+    documents = [[3, 1, 4, 1, 5], [9, 2, 6]]
+    vast = Llama(model.config, model.weights, model.ops)
+    vast.config = replace(model.config, room=2**40)
+    assert perplexity(vast, documents) == perplexity(model, documents)
 
 
 def test_bytes_are_counted_from_the_arrays(small):

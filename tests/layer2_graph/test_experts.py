@@ -13,18 +13,24 @@ from lab import device, simulator
 from layer1_kernels import kernels
 from layer2_graph import (
     Config,
+    LatentLlama,
     Llama,
     ModelError,
     MoELlama,
     PagedCache,
     Tokenizer,
     greedy,
+    hessians,
     llama_of,
     load,
     load_moe,
     perplexity,
+    quantize_llama,
     read_config,
     router_scores,
+    with_kv,
+    with_matmul,
+    with_matrices,
 )
 from layer2_graph.checkpoint import shapes
 from layer2_graph.models import SMALL, TWINS
@@ -167,6 +173,21 @@ def test_a_dense_reader_refuses_experts(tmp_path):
 
 def test_a_config_without_experts_is_a_llama():
     assert type(load_moe(SMALL)) is Llama
+
+
+@pytest.mark.parametrize("change", [
+    lambda m: quantize_llama(m, 8, 16), lambda m: with_matrices(m, lambda name, w: w),
+    lambda m: hessians(m, [[1, 2]]), lambda m: with_matmul(m, lambda name, x, w: x @ w.T),
+    lambda m: with_kv(m, torch.clone, torch.clone)],
+    ids=["quantize_llama", "with_matrices", "hessians", "with_matmul", "with_kv"])
+@pytest.mark.parametrize("make, entries, what", [
+    (MoELlama, {"E": 4, "k": 2, "F_expert": 20}, "experts"),
+    (LatentLlama, {"latent": 8, "rotated": 4}, "latents")])
+def test_what_changes_a_plain_llama_refuses_another(change, make, entries, what):
+    m = Config(L=1, C=32, H=4, G=2, D=8, F=48, V=31, eps=1e-5, theta=1e4, room=32, **entries)
+    model = make(m, {name: torch.ones(shape) for name, shape in shapes(m)}, kernels("torch"))
+    with pytest.raises(ValueError, match=f"^a model with {what}, expected one without$"):
+        change(model)
 
 
 def test_other_dtypes_and_weights_made_by_shapes():

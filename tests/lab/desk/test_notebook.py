@@ -5,9 +5,10 @@ import pytest
 from nbclient import NotebookClient
 
 from lab import course, stub
+from lab.course import CourseError
 from lab.desk import ipynb, notebook
 from lab.desk.desk import Desk
-from lab.judge import check
+from lab.judge import check, forked
 from lab.judge.candidate import Candidate
 from lab.judge.verdict import Verdict
 
@@ -193,6 +194,20 @@ def test_a_cell_that_cannot_be_read_costs_its_own_exercise(monkeypatch, tmp_path
     lesson = notebook.NotebookLesson(course.find("r01_roofline"))
     assert "pass: count_add" in repr(lesson.check("count_add"))
     assert "refused: line 1 of the cell: expected ':'" in repr(lesson.check("bound"))
+
+
+def test_a_warm_process_that_cannot_start_is_told_by_the_first_check(monkeypatch, tmp_path):
+    """Not by a traceback of the thread that tried."""
+    def full(*args, **more):
+        raise CourseError("the disk is full")
+
+    monkeypatch.chdir(tmp_path)             # no desk
+    monkeypatch.setattr(notebook, "CELLS", [ADD.format(3)])
+    monkeypatch.setattr(forked.servers, "shared", full)
+    monkeypatch.setattr(forked, "grade", full)
+    lesson = notebook.NotebookLesson(course.find("r01_roofline"))
+    lesson.warm()
+    assert "refused: the disk is full" in repr(lesson.check("count_add"))
 
 
 @pytest.mark.parametrize("other", ["%%bash\necho 'def count_add(n, itemsize): return 0, 0'",

@@ -1,5 +1,7 @@
 """What a learner gets wrong: each check reports the mistake, and not the corrected kernel."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -230,8 +232,23 @@ def test_endless_loop_names_its_line():
     with simulator.budget(10_000):
         error = error_of(source, 1, 64, arrays(64)[0])
     assert error.kind == "endless" and error.line in (3, 4)
+    assert "an endless loop? It was here" in str(error)
     with simulator.budget(10_000):
         run(source, 1, 64, -1 - arrays(64)[0])
+
+
+def test_a_wait_for_blocks_that_have_not_begun_is_told():
+    """40 blocks of 1,024 threads: more than the simulator runs at once."""
+    source = """extern "C" __global__ void k(unsigned* arrived) {
+    if (threadIdx.x == 0) {
+        atomicAdd(arrived, 1);
+        while (atomicAdd(arrived, 0) < gridDim.x);
+    }
+}"""
+    with simulator.budget(100_000):
+        error = error_of(source, 40, 1024, np.zeros(1, np.uint32))
+    assert error.kind == "endless" and "Or does it wait for a later block?" in str(error)
+    assert re.search(r"Blocks from \d+ on had not begun: only a cooperative launch", str(error))
 
 
 def test_shuffle_mask_that_names_absent_lanes():
