@@ -109,7 +109,7 @@ def decode(f, code):
 def spacing(f, x):
     """The distance from the largest number of f that is not above |x| to the next larger one.
 
-    x: finite floats of any shape; beyond f's range, take the exponents to continue
+    x: finite floats of any shape; beyond f's range, as if the exponents went on
     """
     x = np.abs(finite("spacing", x))
     # exercise: find k with 2^k <= |x| < 2^(k+1); below the smallest normal number, k stays

@@ -61,7 +61,7 @@ def rmsnorm(x, w, eps):                         # (T, C), (C,) -> (T, C)
 
 
 def rope(q, k, cos, sin, positions):            # (T, H, D), (T, G, D), 2 × (room, D/2), (T,)
-    """Rotate number i of each head's first half, with number i of its second half, by its angle.
+    """Rotate each pair (number i of a head's first half, number i of its second) by its angle.
 
     In place; the halves are those of Hugging Face. cos, sin: a row for each position.
     """
@@ -142,7 +142,7 @@ class NumpyLlama(NamedTuple):
 class Cache:
     """Keys and values of all tokens so far: two arrays for each layer, with room for more.
 
-    ValueError for more room than the model knows positions
+    ValueError if room is more than the model's positions
     """
 
     def __init__(self, model, room):
@@ -203,8 +203,7 @@ def next_token(logits, temperature, u):         # (V,) -> int
     """The token of the largest logit at temperature 0; else drawn from softmax(logits/temperature).
 
     u: a random number, 0 <= u < 1. In the order of the tokens, each owns a part of [0, 1) whose
-    length is its probability; the part that contains u decides. In float64: many small parts add
-    up.
+    length is its probability; the part that contains u decides. Use float64: small errors add up.
     """
     # exercise: at temperature 0 the largest; else softmax, running sums, the first greater than u
     if temperature == 0:

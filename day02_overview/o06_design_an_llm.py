@@ -220,7 +220,7 @@ def step_seconds(budget, m, experts, recipe):
     """{part: seconds} of one step, for the parts arithmetic, tp and dp.
 
     arithmetic: o04's FLOPs of the whole batch, on W ranks at mfu · peak each
-    tp: its bytes for every micro-batch, at `inside`; with recomputation, forward's half again
+    tp: its bytes for every micro-batch, at `inside`; with recomputation, half as much again
     dp: 16-bit gradients of the rank's slice with all experts, summed once per step; at stage 3,
     instead, two gathers of the weights and a scatter of the gradients for every micro-batch. At
     `across`, even inside one machine

@@ -30,7 +30,7 @@ def best_warp_tile(BM, BN, warps):
 
     BM, BN, warps, and the answer's WM and WN: powers of two. warps is at most BM and at most BN.
     """
-    # exercise: the warps stand in rows, as many in each; try 1, 2, 4 … rows of them
+    # exercise: the warps stand in rows of equal length; try 1, 2, 4 … rows
     rows = [2 ** i for i in range(warps.bit_length())]
     tiles = [(BM // r, BN // (warps // r)) for r in rows]
     return min(tiles, key=lambda tile: (sum(tile), -tile[0]))

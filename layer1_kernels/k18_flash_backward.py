@@ -59,7 +59,7 @@ def delta_triton(out, grad_out, grad_lse, delta, rows, D, BD: tl.constexpr, BLOC
     row, d = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, BD)
     at = row.to(tl.int64)[:, None] * D + d[None, :]             # (BLOCK, BD)
     inside = (row < rows)[:, None] & (d < D)[None, :]
-    # exercise: load both rows as fp32, add up their products, take grad_lse off, store
+    # exercise: load both rows as fp32, add up their products, subtract grad_lse, store
     o = tl.load(out + at, inside, 0).to(tl.float32)
     do = tl.load(grad_out + at, inside, 0).to(tl.float32)
     lse_part = tl.load(grad_lse + row, row < rows, 0)

@@ -129,8 +129,8 @@ class DelayedScale:
         self.history = deque(maxlen=steps)          # largest |x| of the last steps
 
     def update(self, x):
-        """The scale for this x: with it, the largest number remembered becomes 448. 1.0 where zeros
-        are remembered, or nothing. Afterwards this x's largest is remembered too.
+        """The scale for this x: with it, the largest number remembered becomes 448. 1.0 if no
+        number above 0 is remembered. Afterwards this x's largest is remembered too.
 
         self.history: the largest |x| of the last steps, a deque that drops what is too old
         """

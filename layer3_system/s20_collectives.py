@@ -142,7 +142,7 @@ def tree_seconds(n: int, S: float, alpha: float, beta: float) -> float:
 
 
 def crossing(n: int, alpha: float, beta: float) -> float:
-    """Bytes from which on the ring is faster than the tree; always, 0, up to 3 ranks."""
+    """Bytes from which on the ring is faster than the tree; 0 (always) up to 3 ranks."""
     rounds = tree_rounds(n)
     return alpha / beta * (n - 1 - rounds) / (rounds - (n - 1) / n) if n > 2 else 0.0
 

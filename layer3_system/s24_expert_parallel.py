@@ -1,7 +1,7 @@
 """s24 · Expert parallelism: each rank has some of the experts, and the tokens travel to them
 
 W: ranks   r: this rank   E: experts; rank j has the E / W from j · E / W on
-T: tokens of this rank, on each another number   k: experts that a token chooses
+T: tokens of this rank; ranks differ in it   k: experts that a token chooses
 C: model width   F: width of one expert   b: bytes of a number   R: rows that come to this rank
 slot: a choice; slot i = token · k + choice, as in k20
 With an even router a rank sends T·k·C·b·(W - 1) / W bytes to the experts, and as many come back.

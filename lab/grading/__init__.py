@@ -10,9 +10,9 @@ rosters           the class list
 submission_parts  a submission's whole files and cells
 
 extract           a lesson's exercises, found by name in what was sent
-pieces            a text with a syntax error, definition by definition
+broken_text       a text with a syntax error, definition by definition
 fresh_lesson      the learner's exercises in a fresh lesson
-unit              one submission's text of one lesson
+worker            one submission's text of one lesson
 model             the data that these modules pass to each other
 
 grade             `lab grade`, from submissions to reports

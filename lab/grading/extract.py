@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from lab import stub
-from lab.grading import pieces, submission_parts
+from lab.grading import broken_text, submission_parts
 from lab.grading.fresh_lesson import Given, keep, parsed
 from lab.judge.candidate import Candidate
 
@@ -97,7 +97,7 @@ def readable(lesson, part, mend):
     error = part.error()
     if error is None:
         return part, []
-    fresh, broken = pieces.mended(part) if mend else (part, [])
+    fresh, broken = broken_text.mended(part) if mend else (part, [])
     if not broken:
         line, what = error
         names = submission_parts.mentions(part.text, part.language, lesson)
@@ -249,7 +249,7 @@ class Pool:
 
     def cell(self, number):
         if number not in self.read:
-            part, _ = pieces.mended(submission_parts.without_magics(self.raw[number])[0])
+            part, _ = broken_text.mended(submission_parts.without_magics(self.raw[number])[0])
             bound = {}
             for unit in part.units():
                 for name in unit.names:

@@ -15,7 +15,7 @@ from lab import course
 from lab.course import CourseError
 from lab.grading import box, extract, submission_parts
 from lab.grading.model import Graded, Result
-from lab.grading.unit import COURSE_FAILED
+from lab.grading.worker import COURSE_FAILED
 from lab.judge import check
 from lab.judge.candidate import Candidate
 from lab.judge.preloading import preload
@@ -94,8 +94,8 @@ class Grading:
         servers.start(modules)          # here: a unit's own would end with it
         # Of another server: the unit's own has read the answers.
         subjects = asdict(replace(servers, here=modules))
-        child = Child("lab.grading.unit", self.request(submission, lesson, folder, user, subjects),
-                      ("lab.grading.warmup", *modules), servers)
+        request = self.request(submission, lesson, folder, user, subjects)
+        child = Child("lab.grading.worker", request, ("lab.grading.warmup", *modules), servers)
         self.children.add(child)
         if self.stopping:
             child.kill()

@@ -2,5 +2,5 @@
 
 import importlib
 
-for name in ("lab.cli", "lab.grading.unit", "lab.judge.warmup"):
+for name in ("lab.cli", "lab.grading.worker", "lab.judge.warmup"):
     importlib.import_module(name)

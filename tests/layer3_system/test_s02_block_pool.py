@@ -186,7 +186,8 @@ def test_BlockPool_grow__token_by_token(subject):
             assert got is want, f"{of}: got {got!r}, expected {want}"
             beside.compare(of)
         slots = [page * S + i for table in beside.tables for page in table for i in range(S)]
-        assert len(slots) == len(set(slots)), "BlockPool.grow: two tokens have one slot"
+        assert len(slots) == len(set(slots)), mistake(
+            "slot_twice", "BlockPool.grow: two tokens have one slot")
 
 
 def refusal(got, need, held, free):

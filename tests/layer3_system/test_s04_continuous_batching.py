@@ -383,7 +383,8 @@ def test_Scheduler_finish__twice(subject):
     assert request.reason == "length", mistake(
         "reason_changed", f"finish: it finished by length, and the second call changed the reason "
                           f"to {request.reason!r}. What is over stays as it is.")
-    assert drive.pool.used == held, "finish: the second call changed the pages"
+    assert drive.pool.used == held, mistake(
+        "released_again", "finish: the second call changed the pages")
 
 
 def test_Scheduler_finish__shared_pages(subject):
@@ -549,9 +550,9 @@ def test_Scheduler_schedule_running__steady_arrivals(subject):
         drive.add(f"long {i}", 20, 5)
     sent = drive.sent["first"]
     calm(drive, "steady arrivals")
-    assert sent == list(range(1, 31)), (
-        f"while prompts keep arriving, the running answer gets tokens in steps {sent} of 30; it "
-        f"must get one in every step")
+    assert sent == list(range(1, 31)), mistake(
+        "starved", f"while prompts keep arriving, the running answer gets tokens in steps {sent} "
+                   f"of 30; it must get one in every step")
 
 
 def test_Scheduler_schedule_running__guesses_without_pages(subject, rng, truth):

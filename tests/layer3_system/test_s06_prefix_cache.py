@@ -160,7 +160,8 @@ def name_of(subject, parent, tokens):
 
 def test_page_hash(subject):
     name = name_of(subject, PARENT, TOKENS)
-    assert name_of(subject, PARENT, TOKENS) == name, "page_hash: the same page got two names"
+    assert name_of(subject, PARENT, TOKENS) == name, mistake(
+        "unsteady_name", "page_hash: the same page got two names")
     for mistake_name, parent, tokens in OTHERS:
         pages = f"page {list(tokens)} gets one name after two different parents" \
             if tokens == TOKENS else f"pages {list(TOKENS)} and {list(tokens)} get one name"
@@ -180,7 +181,8 @@ def test_page_hash__unseen(subject, rng):
         name, what = name_of(subject, before, tuple(tokens)), f"page {tokens} after {before.hex()}"
         assert name not in seen, f"page_hash: {what} has the same name as {seen[name]}"
         seen[name] = what
-    assert subject.page_hash(parent, tuple(page)) in seen, "page_hash: the same page got two names"
+    assert subject.page_hash(parent, tuple(page)) in seen, mistake(
+        "unsteady_name", "page_hash: the same page got two names")
 
 
 def test_page_hash__pages_in_turn(subject):
@@ -195,8 +197,8 @@ def test_page_hash__pages_in_turn(subject):
         assert other == text, tell("no_chain", (
             f"page_hash: after the pages {text}, in this order, the name is the same as after "
             f"{other or 'no page at all'}"))
-    assert subject.page_hash(begin, (7,)) != subject.page_hash(begin, (8,)), \
-        "page_hash: pages of one token have one name"
+    assert subject.page_hash(begin, (7,)) != subject.page_hash(begin, (8,)), mistake(
+        "short_pages", "page_hash: pages of one token have one name")
     ends = {subject.page_hash(begin, (token,)) for token in (2**63 - 1, 2**63 - 2, 0)}
     assert len(ends) == 3, tell(
         "largest_token", "page_hash: of the tokens 2⁶³ - 1, 2⁶³ - 2 and 0 two have one name")
@@ -368,7 +370,8 @@ def test_note_full_pages__copy(subject):
     for page in own[:2]:
         assert refs[page] == 0 and page in free, tell(
             "copy_lost", f"{what}: refs[{page}] is {refs[page]}, and free are {free}")
-    assert first.table == older, "note_full_pages: the other request's table has changed"
+    assert first.table == older, mistake(
+        "other_table", "note_full_pages: the other request's table has changed")
 
 
 def test_note_full_pages__the_table_first(subject):

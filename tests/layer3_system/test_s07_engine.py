@@ -269,8 +269,9 @@ def test_run_step__overlap(subject):
     assert committed != [["before"], ["new"]], mistake("same_list", (
         "run_step: with overlap you commit the new flights with the old ones. Is it one list? "
         "`engine.flights += …` changes it under all of its names: store a new one."))
-    assert committed == [["before"]], f"run_step: with overlap, commit the flights of the step " \
-        f"before; you committed {committed}"
+    assert committed == [["before"]], mistake(
+        "commits_another_step", f"run_step: with overlap, commit the flights of the step before; "
+                                f"you committed {committed}")
     assert engine.flights == ["new"], mistake(
         "flights_not_stored", f"run_step: with overlap, engine.flights is {engine.flights!r}; "
                               f"expected what was launched now, so that the next step commits it.")
@@ -333,8 +334,9 @@ def test_run_step__guesses(subject):
     run.submit("a", [5, 6, 7])
     run.step()
     note = run.step()
-    assert note["counts"]["a"] == 3, f"run_step: call guess() before schedule(): with 2 guesses " \
-        f"the second step must compute 3 tokens, it computes {note['counts']['a']}"
+    assert note["counts"]["a"] == 3, mistake(
+        "guesses_late", f"run_step: call guess() before schedule(): with 2 guesses the second step "
+                        f"must compute 3 tokens, it computes {note['counts']['a']}")
     run.as_alone("with guesses", "a")
 
 
@@ -430,8 +432,9 @@ def test_end_request__twice(subject):
     assert run.engine.finished == 2, mistake(
         "counts_twice", f"end_request: two requests have finished, engine.finished is "
                         f"{run.engine.finished}: a request that was already finished counts again.")
-    assert a.finished_at == at, "end_request: finished_at changes with each further abort; it " \
-        "must keep the first value"
+    assert a.finished_at == at, mistake(
+        "ends_again", "end_request: finished_at changes with each further abort; it must keep the "
+                      "first value")
     run.engine.abort([])
     run.drain()
 
@@ -500,8 +503,9 @@ def test_end_request__answers_that_wait(subject):
     assert states == ["finished"] * 2, mistake(
         "forks_go_on", f"end_request: their leader is aborted, so their prompt will never be "
                        f"computed; they must finish too, but are {states}.")
-    assert [r.reason for r in others] == ["abort"] * 2, \
-        f"end_request: the forks must finish with the same reason, not {[r.reason for r in others]}"
+    assert [r.reason for r in others] == ["abort"] * 2, mistake(
+        "forks_other_reason", f"end_request: the forks must finish with the same reason, not "
+                              f"{[r.reason for r in others]}")
     run.drain()
     run.as_alone("beside an aborted prompt", "b", count=8)
 

@@ -251,8 +251,9 @@ def refused(subject, fields, field, chat=False, names=None, **limits):
         "renames_all", f"{what}, names {names}: {outcome['text']}")
     assert outcome["field"] == field, tell(
         "own_name", f"{what}: it names {outcome['field']}; the client calls this field {field}")
-    assert outcome["text"].startswith(f"{field}:"), \
-        f"{what}: the message is {outcome['text']!r}; it must begin with the field's name"
+    assert outcome["text"].startswith(f"{field}:"), mistake(
+        "no_name_first", f"{what}: the message is {outcome['text']!r}; it must begin with the "
+                         f"field's name")
 
 
 WRONG = {"max_tokens": (-1, 0), "n": (0, "3"), "temperature": ("hot", -1), "seed": (1.5,),
@@ -436,7 +437,8 @@ def test_Call_add__many(subject):
 def test_Call_add__nothing_is_read_twice(subject):
     steps = steps_into(subject, 1)
     steps.add(0, "a", 1)
-    assert steps.call.woken.is_set(), "Call.add: the reader was not woken and sleeps for ever"
+    assert steps.call.woken.is_set(), mistake(
+        "not_woken", "Call.add: the reader was not woken and sleeps for ever")
     steps.read()
     steps.add(0, "b", 1)
     got = steps.unread()

@@ -88,8 +88,9 @@ def test_poisson_arrivals__unseen(subject, rng):
     assert off < 0.02, (            # by chance once in four million draws
         f"{what}: the gaps do not follow the exponential distribution with mean {1 / rate:.3g}: "
         f"their cumulative share is off by up to {off:.3f}, allowed 0.02")
-    assert np.array_equal(one, again), (
-        f"{what}: other times from an rng of the same seed, {seeds[0]}: draw from rng alone")
+    assert np.array_equal(one, again), mistake(
+        "another_rng", f"{what}: other times from an rng of the same seed, {seeds[0]}: draw from "
+                       f"rng alone")
     assert not np.array_equal(one, other), mistake(
         "ignores_rng", f"{what}: the same times whatever rng is: its draws are not used")
 

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from lab import stub
-from lab.grading import extract, pieces
+from lab.grading import broken_text, extract
 from lab.grading.submission_parts import Part
 from lab.judge import check
 from tests.lab.grading.test_extract import (
@@ -128,7 +128,7 @@ def test_a_kernel_without_its_last_brace_leaves_the_others():
     'TEXT = """\nimport nothing\ndef f(:\n"""\n', "TABLE = [\none,\ntwo,\n]\n",
     "if True:\n    x = 1\nelse:\n    x = 2\n", "f(\n)\n"])
 def test_what_is_whole_stays_whole(whole):
-    part, broken = pieces.mended(Part("x.py", None, "python", whole + "def g(:\n    pass\n"))
+    part, broken = broken_text.mended(Part("x.py", None, "python", whole + "def g(:\n    pass\n"))
     assert part.text.startswith(whole) and [one.name for one in broken] == ["g"]
     assert part.error() is None
 
@@ -137,6 +137,6 @@ def test_what_is_whole_stays_whole(whole):
                                   'x = """\n' * 20_001, "class A:\n  def f(:\n" * 900])
 def test_a_text_made_to_cost_minutes_is_read_at_once(text):
     began = time.process_time()
-    pieces.mended(Part("x.py", None, "python", text))
-    pieces.mended(Part("x.cu", None, "cuda", text.replace("def", "float f() {")))
+    broken_text.mended(Part("x.py", None, "python", text))
+    broken_text.mended(Part("x.cu", None, "cuda", text.replace("def", "float f() {")))
     assert time.process_time() - began < 20
