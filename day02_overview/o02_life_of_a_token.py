@@ -203,7 +203,8 @@ def next_token(logits, temperature, u):         # (V,) -> int
     """The token of the largest logit at temperature 0; else drawn from softmax(logits/temperature).
 
     u: a random number, 0 <= u < 1. In the order of the tokens, each owns a part of [0, 1) whose
-    length is its probability; the part that contains u decides. Use float64: small errors add up.
+    length is its probability; the part that contains u decides. Use float64; even then the last
+    sum may be below 1.
     """
     # exercise: at temperature 0 the largest; else softmax, running sums, the first greater than u
     if temperature == 0:
@@ -222,7 +223,7 @@ def generate_from_scratch(model, prompt, count, ops=NUMPY):
 
 
 def predict_rows(prompt, count):
-    """(rows without a cache, rows with one): the rows of x that enter a layer in all.
+    """(rows without a cache, rows with one): the rows of x that enter each layer, over all steps.
 
     `count` tokens, at least one, are generated after a prompt of `prompt` tokens: without a cache
     as in generate_from_scratch; with one, no token enters twice.

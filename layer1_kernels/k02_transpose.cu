@@ -62,7 +62,7 @@ extern "C" __global__ void transpose_swizzled_cuda(const float* x, float* y, int
 // 16 bytes a lane on both sides. M and N are multiples of 4, the addresses of x and y of 16 bytes.
 extern "C" __global__ void transpose_vector_cuda(const float* x, float* y, int M, int N)
 {
-    __shared__ __align__(16) float tile[TILE][TILE];        // turned: row c is a column of x
+    __shared__ __align__(16) float tile[TILE][TILE];        // turned: a row is a column of x
     int m0 = TILE * blockIdx.y;
     int n0 = TILE * blockIdx.x;
     int four = 4 * threadIdx.x;                             // 0, 4, ... 28
@@ -70,7 +70,7 @@ extern "C" __global__ void transpose_vector_cuda(const float* x, float* y, int M
     // exercise: a float4 of x into four rows of the tile; barrier; a float4 of the tile to y
     if (m0 + row < M && n0 + four < N) {
         float4 v = *(const float4*)(x + (size_t)(m0 + row) * N + n0 + four);
-        tile[four][row ^ four] = v.x;           // row c keeps its number r at place r ^ (c & 28)
+        tile[four][row ^ four] = v.x;           // row r keeps column c at place c ^ (r & 28)
         tile[four + 1][row ^ four] = v.y;
         tile[four + 2][row ^ four] = v.z;
         tile[four + 3][row ^ four] = v.w;

@@ -102,8 +102,8 @@ def attend_contiguous(q, keys, values, batch, ops, scale):
 
     q: queries of the new tokens, one sequence after another
     batch: [SequenceRun], of all sequences
-    ops.flash_attention(q, k, v, causal, scale) -> (out, lse) takes sequences of equal length:
-    q (B, T, H, D), k and v (B, N, G, D).
+    ops.flash_attention(q, k, v, causal, scale) -> (out, lse) takes sequences of equal length, so
+    one call takes a whole run: q (B, T, H, D), k and v (B, N, G, D). T may be 0.
     """
     # exercise: for each run, its rows of q, and the filled slots of its sequences
     mixed = []

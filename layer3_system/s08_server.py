@@ -70,8 +70,8 @@ def to_params(fields: dict[str, Any], chat: bool, names: dict[str, str] | None =
     """The SamplingParams for a request's fields. ApiError 400, naming the field, if one is wrong.
 
     None counts as absent. A chat without max_tokens may fill the context (None); a completion has
-    16 tokens, the default of SamplingParams. names: {ours: the client's} for fields that came under
-    another name, such as {"max_tokens": "max_completion_tokens"}; None if no field was renamed.
+    16 tokens, the default of SamplingParams. names: {ours: the client's} for fields that stand in
+    `fields` under another name, such as {"max_tokens": "max_completion_tokens"}; None if none has.
     SamplingParams(…) and within(params, limits) raise RequestError; raise refused(error, names)
     instead.
     """

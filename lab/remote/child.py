@@ -245,6 +245,7 @@ TRITON_MEANS = {                                # part of Triton's reason: what 
     "has no attribute 'values'": "several values are wanted from a call that returns one, or None",
     "'MatMult'": "Triton has no @; tl.dot multiplies tiles",
     "cannot cast pointer": "an address is no value: tl.load(x + i, mask) reads what is there",
+    "__setitem__": "a pointer is no array: tl.store(z + i, values, mask) writes elements",
     "unexpected type fp32": "was `/` written for `//`, which gives a whole number?",
     "Unsupported function referenced": "a kernel calls Triton's functions alone, such as tl.arange",
     "PassManager::run failed": "does the kernel return a value? A kernel stores its results, and "

@@ -12,9 +12,11 @@ CURAND = ("The header is in the wheel nvidia-curand: pip install nvidia-curand. 
 MISSING_SEMICOLON = "It is missing before the place shown, often at the end of the line above."
 ONE_INDEX = ("A pointer to numbers takes one index: x[row * columns + column], not "
              "x[row][column].")
+CONST = "What is declared const can only be read: store to the array of the result."
 COMMA = "An array takes one index a bracket: tile[r][c]. In tile[r, c] the comma drops the r."
 FOUR = ("A float4 has no operators: take its .x, .y, .z and .w one by one. An address moves within "
         "the brackets: *(const float4*)(x + i).")
+MAKE_FOUR = ("A float4 takes four numbers: make_float4(a, b, c, d). In C, (a, b, c, d) is d alone.")
 ADDRESS = ("Cast the address, and read there with a * in front: *(const float4*)(x + i), or "
            "*(const float4*)&tile[r][c].")
 DYNAMIC = ("The simulator does not launch a kernel from a kernel (dynamic parallelism): launch the "
@@ -41,10 +43,13 @@ HINTS = (                       # pattern in the log -> advice; {0} is its first
      OLD_WARP_FUNCTION),
     (r'error: (expected a ";")', MISSING_SEMICOLON),
     (r'error: (expression must have pointer-to-object type)', ONE_INDEX),
+    (r'no (operator "=") matches these operands\s+operand types are: float4 = (?:float|int)\b',
+     MAKE_FOUR),
     (r'no (operator "[^"]+") matches these operands\s+operand types are: .*\bfloat[24]\b', FOUR),
     (r'no suitable constructor exists to (convert from "[^"]+" to "float[24]")', ADDRESS),
     (r'error: (invalid type conversion)\s.*\bfloat[24]\s*\*\s*\)', ADDRESS),
     (r'error: (expression must be a modifiable lvalue)\s.*\[[^\]\n]*,', COMMA),
+    (r'error: (expression must be a modifiable lvalue)\n\s*\w+\[[^\]\n]*\]\s*[-+*/]?=', CONST),
     (r'error: a value of type "float \*" (cannot be assigned)[^\n]*\s.*\[[^\]\n]*,', COMMA),
 )
 

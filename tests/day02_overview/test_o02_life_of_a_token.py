@@ -1,6 +1,8 @@
 """Graders of o02. Attention and the layer are compared with loops over heads and tokens in float64,
 the whole model with a second Llama on the same weights: oracle_o02_life_of_a_token.py."""
 
+import math
+import re
 from functools import partial
 from numbers import Integral
 
@@ -88,8 +90,9 @@ def test_next_token(subject, rng, temperature):
                 f"the parts of [0, 1) are in the order of {order} logits, not of the tokens",
                 draws(scores, u, tokens))
                for order, tokens in (("falling", rising[::-1]), ("rising", rising))},
-            "own_probability": ("u is compared with each token's own probability, not with the "
-                                "running sums", (parts > u).argmax()),
+            "own_probability": ("u is compared with each token's own probability, or with the "
+                                "running sums the wrong way round: the first sum that is greater "
+                                "than u decides", (parts > u).argmax()),
             "divided_later": ("the probabilities are divided by the temperature, not the logits",
                               (weights_of(logits).cumsum() / temperature <= u).sum()),
             "from_one": ("the parts begin at 1 and go down; they begin at 0", draws(scores, 1 - u))}
@@ -382,7 +385,9 @@ def test_predict_rows(subject, reference, rng, prompt, count):
                             count * (prompt + count - 1)),
             "all_as_first": (
                 "every step is counted with as many rows as the first", count * prompt),
-            "no_prompt": ("the prompt is left out", count - 1)}
+            "no_prompt": ("the prompt is left out", count - 1),
+            "both_layers": ("the rows of both layers are counted; those that enter one layer are "
+                            "wanted", 2 * want)}
         assert answer == want, message_of(ways, answer, (
             f"predict_rows({prompt}, {count}): {answer} is not the number of rows {which} a cache"))
 
@@ -399,11 +404,19 @@ def steps_of(proxy, run, tokens, count):
     return new, [len(call[0]) for call in watched.calls][::5]
 
 
+def room_of(error):
+    """The room of a Cache that says it is full; infinite for any other error."""
+    full = re.search(r"and 1 more; it has room for (\d+)", getattr(error, "text", ""))
+    return int(full[1]) if full else math.inf
+
+
 @pytest.mark.parametrize("prompt, count", [("a warp has", 12), ("decode", 18), ("one", 1)])
 def test_generate(subject, prompt, count):
     want, tokens = rest_of(prompt, count), tokens_of(prompt)
     with named("small_cache", "The cache has too little room: the prompt enters it, and the new "
-               "tokens.", lambda error: "and 1 more; it has" in getattr(error, "text", "")), \
+               "tokens.", lambda error: room_of(error) < len(tokens) + count), \
+            named("too_many_steps", "The room is enough for `count` tokens; the loop makes more "
+                  "steps.", lambda error: len(tokens) + count <= room_of(error) < math.inf), \
             named("no_token", "V = 128: next_token gives no such token if it gets one row of "
                   "logits, the last.", lambda error: "with size 128" in getattr(error, "text", "")):
         new, steps = steps_of(subject, "generate", tokens, count)

@@ -218,6 +218,8 @@ def test_predict_sectors_per_request(subject, reference, rng):
         4: ("coalesced", "4 is right for threads 4 bytes apart; here they are 16 bytes apart."),
         32: ("one_each", "32 would be a sector for each thread; here two threads share one."),
         8: ("eight_apart", "8 would be right if the threads read 8 bytes apart."),
+        500: ("bytes", "500 is the number of bytes from the first to the last; a sector has 32."),
+        512: ("bytes", "512 is a number of bytes; a sector has 32."),
     }.get(got, ("other", "Count the bytes from the first of thread 0 to the last of thread 31."))
     assert got == want, mistake(
         known, f"add_chunk_cuda: the simulator does not count {got} sectors in one load request. "

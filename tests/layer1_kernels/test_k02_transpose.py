@@ -29,7 +29,7 @@ DESCRIBED = {
     "not_a_number": "a NaN among the numbers", "denormal": "numbers near 1e-40"}
 OWN_PLACE = {           # what gives each number of the tile a place of its own
     "transpose_swizzled_cuda": " In row r, c ^ r is one for each c; c & r and c | r are not.",
-    "transpose_vector_cuda": " In row c of the tile, r ^ (c & 28) is one for each r."}
+    "transpose_vector_cuda": " In row r of the tile, c ^ (r & 28) is one for each c."}
 
 
 # ---- matrices, launches, and what goes wrong
@@ -125,7 +125,7 @@ def mistakes(name, x):
                              number(m, n - n % 4)),
             "one_side": ("swizzles the groups of four on one side only: both storing and reading "
                          "must do it", number(m - r + (r ^ (c & 28)), n)),
-            "all_bits": ("stores number r of row c at place r ^ c but reads it from r ^ (c & 28)",
+            "all_bits": ("stores column c of row r at place c ^ r but reads it from c ^ (r & 28)",
                          number(m - r + (r ^ (c & 3)), n))}
     return {known: (f"{name} {sentence}", gives) for known, (sentence, gives) in rows.items()}
 
@@ -263,7 +263,7 @@ def test_column_wavefronts(subject, reference, rng):
             pitch: ("pitch_itself", "That is the pitch itself."),
             pitch & -pitch: ("beyond_32", "That is the largest power of 2 in the pitch, and there "
                                           "are 32 lanes and 32 banks."),
-            late: ("no_lane_0", "That is without lane 0, which wants a word too."),
+            late: ("no_lane_0", "That is of 31 lanes: a warp has lanes 0 to 31."),
             len(lanes): ("banks_used", "That is the number of banks used; the question is how many "
                                        "lanes share one."),
             pitch % 32: ("distance", "pitch % 32 says how many banks apart two neighbouring lanes "
@@ -301,6 +301,13 @@ def work(subject, reference, rng, name, lane_bytes):
     x = matrix(rng, 128, 160)
     launch = run(subject, name, x)[1]
     economical(name, launch, x, lane_bytes)
+    if lane_bytes == 16:
+        loads = launch.requests("load", "shared")
+        enough = x.nbytes // (32 * lane_bytes)
+        assert loads <= enough or launch.bank_conflicts() == 1, mistake(
+            "tile_one_by_one", f"{name} makes {loads} load requests of shared memory; {enough} of "
+                               f"16 bytes a lane are enough: read four neighbours of the tile at "
+                               f"once, as one float4")
     if name != "transpose_tile_cuda":
         free_of_conflicts(name, launch)
     same_work(name, launch, run(reference, name, x)[1], limits={"barriers": 3})

@@ -272,17 +272,21 @@ def judge_attention(agree, given, subject, what, apart="", known=None):
     assert shape[0] != rows or rows == len(given.q), mistake("first_run_alone", (
         f"attend_contiguous, {what}: got {rows} rows, expected {len(given.q)}: only the first run "
         f"is computed"), "only the first run is computed")
+    calls = given.flash.calls[before:]
+    for call in calls:
+        assert not (len(call) == 5 and isinstance(call[4], bool)), mistake("arguments_swapped", (
+            f"attend_contiguous, {what}: flash_attention got causal = {call[3]!r} and scale = "
+            f"{call[4]!r}: the order is q, k, v, causal, scale"), "")
     agree(got, given.out(), "float64", f"attend_contiguous, {what}",
           at=lambda i: f"row {i[0]} of q, head {i[1]}, number {i[2]}", mistakes=known)
-    calls = given.flash.calls[before:]
     assert calls, "attend_contiguous: ops.flash_attention was never called"
     heads = calls[0][1].shape[2]
     assert heads == given.G, mistake("heads_repeated", (
         f"attend_contiguous, {what}: flash_attention got k of {heads} heads, expected {given.G}: "
         f"it finds the head of a query itself, and to repeat heads is to copy the cache"), "")
     assert len(calls) <= len(given.batch), mistake("call_a_sequence", (
-        f"attend_contiguous, {what}: {len(calls)} calls of ops.flash_attention for "
-        f"{len(given.batch)} runs; one call can take all sequences of a run"), "")
+        f"attend_contiguous, {what}: {len(calls)} calls of ops.flash_attention, expected "
+        f"{len(given.batch)}: one call takes all sequences of a run"), "")
 
 
 HARD = {

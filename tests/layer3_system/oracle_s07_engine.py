@@ -97,6 +97,7 @@ class Run:
         self.got = {}                   # these three by name
         self.ended = {}
         self.prompts = {}
+        self.requests = {}
 
     def submit(self, name, prompt, **params):
         """[Request] of the engine, as handles."""
@@ -105,6 +106,7 @@ class Run:
         names = [name] if len(requests) == 1 else [f"{name}/{i}" for i in range(len(requests))]
         self.prompts |= dict.fromkeys(names, prompt)
         self.got |= {each: [] for each in names}
+        self.requests |= dict(zip(names, requests, strict=True))
         return requests
 
     def step(self):
@@ -143,9 +145,12 @@ class Run:
             notes.append(self.step())
         assert not self.pool.used, \
             f"no request is left, but {self.pool.used} pages are still allocated"
-        assert self.engine.submitted == self.engine.finished, \
-            f"{self.engine.submitted} requests were submitted, engine.finished is " \
-            f"{self.engine.finished}"
+        states = {name: request.status for name, request in self.requests.items()
+                  if request.status != "finished"}
+        assert self.engine.submitted == self.engine.finished, mistake("not_each_counted", (
+            f"{self.engine.submitted} requests have ended, engine.finished is "
+            f"{self.engine.finished}: record the end of each, in whatever state it was. "
+            f"Not 'finished': {states or 'none'}."))
         return notes
 
     def as_alone(self, what, *names, count=None):

@@ -13,6 +13,8 @@ WHY = {
     "arguments": "A letter is called without arguments.",
     "not_busy": "Ask engine.busy: a step on its way is work, too, and no request in a list.",
     "calls_none": "A None letter ends the thread; do not call it.",
+    "calls_busy": "engine.busy is a property: write it without parentheses.",
+    "reads_on": "A None letter ends the thread at once; what lies after it stays.",
     "empty_raises": "get() sleeps until there is a letter; get_nowait() and a timeout raise.",
     "swallows": "Let the exception through: `run` catches it, and no client waits for ever.",
     "not_called": "They are out of the mailbox, but were not called. A letter is a function.",
@@ -54,6 +56,7 @@ WHY = {
     "in_front": "Append the new text to the unread text.",
     "tokens_lost": "Add up those of all outputs, one without a text too, or log probabilities go "
                    "to the wrong text.",
+    "letters_counted": "Count output.tokens, not the letters of its text.",
     "reason_lost": "A piece has the reason why its answer ended.",
     "never_closes": "With 0 the stream ends too early, with 2 it never ends.",
     "every_end_fails": "An answer that ends normally must not fail the call.",

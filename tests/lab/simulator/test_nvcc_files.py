@@ -97,7 +97,10 @@ extern "C" __global__ void k(const C* a, const C* b, C* y) {
     ("__device__ int f(int v) { return __shfl_down(v, 1); }\n", 1,
      "`__shfl_down_sync(0xffffffff, ...)`"),
     ("__device__ int f() { int n = 1\n return n; }\n", 2, "often at the end of the line above"),
-    ("__device__ float f(const float* x) { return x[0][1]; }\n", 1, "takes one index")])
+    ("__device__ float f(const float* x) { return x[0][1]; }\n", 1, "takes one index"),
+    ("__device__ void f(const float* x) {\n    x[0] += 1;\n}\n", 2, "const can only be read"),
+    ("__device__ void f(float4* x) {\n    *x = (1.f, 2.f, 3.f, 4.f);\n}\n", 2, "make_float4(a, b"),
+    ("__device__ float4 f(float4 x) { return x + x; }\n", 1, "one by one")])
 def test_advice_on_what_nvrtc_does_not_know(text, line, advice):
     error = error_of(text + ONE % 1, 1, 1, np.zeros(1))
     assert isinstance(error, simulator.CompileError) and error.line == line
