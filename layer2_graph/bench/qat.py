@@ -1,9 +1,10 @@
 """Rounding against training at few bits:  python -m layer2_graph.bench.qat rounded; … trained
 
 rounded: perplexity of the small model with its matrices on each grid of g15, without training.
-GPTQ's Hessians come from the text that neither trains nor judges.
+GPTQ's and AWQ's Hessians come from the text that neither trains nor judges.
 trained: STEPS steps of g15's Student for each grid and seed, B windows of T tokens of stories a
-step. In runs of "scales" the matrices stay: only scales, norms and embedding are trained.
+step. In runs of "scales" the matrices stay: only scales, norms and embedding are trained. In runs
+of "mixed" every second step reads docstrings.
 A run that is in the record is not made again, so a stopped command goes on where it was.
 layer2_graph/bench/qat.json has both. fp32 on one thread; perplexity is of every tenth held-out
 text.
@@ -28,16 +29,17 @@ from layer2_graph.g07_weight_quantization import (
 from layer2_graph.g15_qat import GRIDS, Student, on_grid, searched_scales
 from layer2_graph.models import SMALL
 from layer2_graph.small.corpus import BEGIN, corpus
-from layer2_graph.twins.train import B, T, batch, tokens_of
+from layer2_graph.twins.train import B, T, batch, encoded
 
 RECORD = Path(__file__).parent / "qat.json"
 GROUP = 32
-STEPS = 30
+STEPS = 300
 SEEDS = 3               # the record may lack the last ones
-RATE = 1e-3             # the highest: it falls in a line to 0
-JUDGED = (0, 10, 20, 30)            # steps after which stories are read
-KINDS = {"QAT": ("ternary", "2 bits", "int4"), "scales": ("ternary",)}
+RATE = 3e-4             # the highest: it falls in a line to 0
+JUDGED = (0, 10, 30, 100, 300)      # steps after which stories are read
+KINDS = {"QAT": ("ternary", "2 bits", "int4"), "scales": ("ternary",), "mixed": ("2 bits",)}
 BINS = 80               # of w / s, from -2 to 2
+ALPHAS = 21             # exponents of AWQ's scales, from 0 to 1
 
 
 # ---- without training
@@ -62,6 +64,25 @@ def gptq_on_grid(w, hessian, scales, low, top):     # (N, K), (K, K), (N, K / GR
     return result
 
 
+def awq_on_grid(w, hessian, low, top):              # (N, K), (K, K) -> (N, K)
+    """w with its columns scaled before they are rounded, and back: a column of large inputs becomes
+    larger, and its weights lose less. Of ALPHAS exponents, that with the least error of w x.
+
+    The layer before can take the inverse scales, so they cost nothing. Source: "AWQ", Lin and
+    others, 2024, with the root mean square of inputs for their mean.
+    """
+    size = hessian.diagonal().clamp(min=1e-12).sqrt()                       # (K,)
+    best = (math.inf, w)
+    for alpha in torch.linspace(0, 1, ALPHAS):
+        s = size ** alpha
+        s = s / (s.max() * s.min()).sqrt()
+        scaled = w * s
+        fake = on_grid(scaled, searched_scales(scaled, low, top, GROUP), low, top) / s
+        lost = fake - w
+        best = min(best, (float((lost @ hessian * lost).sum()), fake), key=lambda row: row[0])
+    return best[1]
+
+
 def rounded(model, grid, hessian_of):
     """(name, Llama) of each way to put the matrices on a grid at once."""
     low, top = grid
@@ -72,6 +93,7 @@ def rounded(model, grid, hessian_of):
     yield "nearest", with_matrices(
         model, lambda _, w: on_grid(w, widest_scales(w, low, top), low, top))
     yield "searched", with_matrices(model, lambda _, w: on_grid(w, searched(w), low, top))
+    yield "AWQ", with_matrices(model, lambda name, w: awq_on_grid(w, hessian_of[name], low, top))
     yield "GPTQ", with_matrices(
         model, lambda name, w: gptq_on_grid(w, hessian_of[name], searched(w), low, top))
 
@@ -99,8 +121,11 @@ def heaps(student):
     return torch.histc(torch.cat(ratios), BINS, -2, 2).int().tolist()
 
 
-def train(model, m, text, grid, seed, matrices, judge):
-    """A run's row. text: (stream, where stories begin)   judge(student): perplexity of a part"""
+def train(model, m, texts, grid, seed, matrices, judge):
+    """A run's row.
+
+    texts: [(stream, where its documents begin)], read in turn    judge(student): perplexity
+    """
     student = Student(m, model.weights, grid, GROUP, RATE, matrices)
     first = codes_of(student)
     row = {"seed": seed, "steps": STEPS, "tokens": STEPS * B * T,
@@ -114,7 +139,8 @@ def train(model, m, text, grid, seed, matrices, judge):
             begin = time.process_time()
             for group in student.optimiser.param_groups:
                 group["lr"] = RATE * (1 - step / STEPS)
-            row["loss"].append(round(student.step(batch(*text, seed, step)), 4))
+            row["loss"].append(round(student.step(batch(*texts[step % len(texts)], seed, step)),
+                                     4))
             row["seconds"] += time.process_time() - begin
     if seed == 0:
         row["heaps"].append(heaps(student))
@@ -163,17 +189,22 @@ def round_all(record, model, judge):
     write(record)
 
 
+def stream_of(texts):
+    """(texts as one stream of tokens, where each begins)"""
+    documents = encoded(texts)
+    return torch.cat(documents), torch.tensor([0, *map(len, documents[:-1])]).cumsum(0)
+
+
 def train_all(record, model, judge, count):
     """The next `count` runs that the record lacks."""
     m = json.loads((SMALL / "config.json").read_text("utf-8"))
-    documents = tokens_of("train")
-    begins = torch.tensor([0, *map(len, documents[:-1])]).cumsum(0)
-    text = torch.cat(documents), begins
+    stories, docstrings = map(stream_of, corpus("train"))
     runs = record.setdefault("runs", {})
     missing = [(seed, kind, grid) for seed in range(SEEDS) for kind, grids in KINDS.items()
                for grid in grids if str(seed) not in runs.get(f"{grid}, {kind}", {})]
     for seed, kind, grid in missing[:count]:
-        row, student = train(model, m, text, GRIDS[grid], seed, kind == "QAT", judge.stories)
+        texts = [stories, docstrings] if kind == "mixed" else [stories]
+        row, student = train(model, m, texts, GRIDS[grid], seed, kind != "scales", judge.stories)
         runs.setdefault(f"{grid}, {kind}", {})[str(seed)] = row | judge.all(judge.llama(student))
         record["torch"] = torch.__version__
         write(record)

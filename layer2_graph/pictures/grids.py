@@ -45,8 +45,10 @@ def recovery(curves, levels):
     last = max(step for runs in curves.values() for run in runs for step in run)
     for label, level in levels.items():
         axes.axhline(level, color=INK, lw=0.9, ls="--")
-        axes.annotate(label, (last, level), xytext=(0, 3), textcoords="offset points", fontsize=8,
-                      color=INK, ha="right")
+        under = level == min(levels.values())           # where the lines end
+        axes.annotate(label, (last, level), xytext=(0, -10 if under else 3), fontsize=8,
+                      textcoords="offset points", color=INK, ha="right")
+    axes.margins(y=0.08)
     axes.set(xlabel="steps of 1,024 tokens", ylabel="perplexity a token, held-out stories")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9)

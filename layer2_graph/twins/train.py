@@ -54,9 +54,14 @@ SHARED = {"vocab_size": V, "hidden_size": C, "num_hidden_layers": L, "num_attent
 
 def tokens_of(part: str) -> list[Tensor]:
     """The stories of a part of the corpus, in the small model's tokens."""
+    return encoded(stories(part))
+
+
+def encoded(texts: list[str]) -> list[Tensor]:
+    """Texts in the small model's tokens."""
     tokenizer = Tokenizer.from_file(str(SMALL / "tokenizer.json"))
     return [torch.tensor(encoding.ids) for encoding in
-            tokenizer.encode_batch(stories(part), add_special_tokens=False)]
+            tokenizer.encode_batch(texts, add_special_tokens=False)]
 
 
 def batch(stream: Tensor, begins: Tensor, seed: int, step: int) -> Tensor:      # -> (B, T + 1)
