@@ -16,7 +16,8 @@ from tests.lab.grading.container import USER, for_everybody, start
 from tests.redteam import attacks
 
 pytestmark = pytest.mark.timeout(1800)      # all tables together are a hundred submissions
-HANGS = attacks.FOLDER / "hangs.toml"       # one after the other, with nothing beside them
+HANGS = attacks.FOLDER / "hangs.toml"       # each takes the grader's whole patience
+BOMBS = attacks.FOLDER / "bombs.toml"       # likewise, and one by one: no control beside a bomb
 WALLS = attacks.FOLDER / "walls.toml"       # what only a box can hold back
 
 
@@ -58,14 +59,15 @@ def refuse_otherwise(sent, rows, said):
 
 
 @pytest.mark.parametrize("tables", [
-    pytest.param([table for table in attacks.TABLES if table != HANGS], id="together"),
-    pytest.param([HANGS], id="hangs", marks=[pytest.mark.slow, pytest.mark.alone])])
+    pytest.param([table for table in attacks.TABLES if table not in (HANGS, BOMBS)], id="together"),
+    pytest.param([HANGS], id="hangs", marks=pytest.mark.slow),
+    pytest.param([BOMBS], id="bombs", marks=[pytest.mark.slow, pytest.mark.alone])])
 def test_every_attack_gets_its_verdict(tables, tmp_path, canary, port):
     sent = read(tables)
     attacks.send(sent, tmp_path / "sent", canary, port)
     rows, said = attacks.grade(tmp_path / "sent", tmp_path / "out",
                                {**os.environ, "LAB_CANARY": "a secret of the instructor's"},
-                               jobs=1 if tables == [HANGS] else 2)  # no control beside a bomb
+                               jobs=1 if tables == [BOMBS] else 2)
     refuse_otherwise(sent, rows, said)
     assert canary.read_text() == "a secret of the instructor's"
     assert [file.name for file in canary.parent.iterdir()] == ["canary"]
@@ -114,7 +116,7 @@ def test_without_walls_points_are_as_they_were(tmp_path, canary, port):
     for path in (ROOT, Path(sys.prefix)):
         words += [word for above in reversed(path.parents[:-1]) for word in ("--dir", str(above))]
         words += ["--ro-bind", str(path), str(path)]
-    sent = [one for one in read(set(attacks.TABLES) - {HANGS, WALLS})
+    sent = [one for one in read(set(attacks.TABLES) - {HANGS, BOMBS, WALLS})
             if one.name != "a file of more than the box has room for"]
     attacks.send(sent, tmp_path / "sent", canary, port)
     rows, said = attacks.grade(tmp_path / "sent", tmp_path / "out", dict(os.environ), before=(
