@@ -45,19 +45,20 @@ def kept_numbers(title, kinds, width):
 def quality(title, points, steps):
     """Perplexity against the bytes that a token and layer keep, both logarithmic.
 
-    points: {label: (bytes, [perplexity after each of `steps`])}, two steps at most
+    points: {label: (bytes, [[perplexity of each run] after each of `steps`])}, two steps at most
     """
     import matplotlib.pyplot as plt
     from matplotlib.ticker import NullLocator
 
     figure, axes = plt.subplots(figsize=(7.5, 4), layout="constrained")
     for i, (colour, mark) in zip(range(len(steps)), ((GREY, "o"), (BLUE, "o")), strict=False):
-        axes.plot([x for x, _ in points.values()], [y[i] for _, y in points.values()], mark,
-                  color=colour, ms=7, label=f"after {steps[i]} steps")
+        axes.plot([x for x, y in points.values() for _ in y[i]],
+                  [run for _, y in points.values() for run in y[i]], mark, color=colour, ms=6,
+                  label=f"after {steps[i]} steps")
     for label, (x, y) in points.items():
-        for value in y:
-            axes.annotate(label, (x, value), xytext=(7, 3), textcoords="offset points", color=INK,
-                          fontsize=9)
+        for runs in y:
+            axes.annotate(label, (x, float(np.mean(runs))), xytext=(7, 0), va="center", color=INK,
+                          textcoords="offset points", fontsize=9)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter("{x:g}")

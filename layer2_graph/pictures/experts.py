@@ -72,21 +72,27 @@ def loaded_share(lines, dots):
     return closed(figure)
 
 
-def learning(curves):
-    """Perplexity on held-out text by steps of training: {label: {step: perplexity}}, five at most.
+def learning(kinds):
+    """How far each run's perplexity is above the mean of the first kind's, after as many steps.
+
+    kinds: {label: [{step: perplexity}]}, a dot for each run and step, five labels at most
     """
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7.5, 3.6), layout="constrained")
-    styles = ((INK, "o-"), (BLUE, "o-"), (RED, "s--"), ("#9a6700", "^--"), (GREY, "o-"))
-    for (label, points), (colour, style) in zip(curves.items(), styles, strict=False):
-        axes.plot(list(points), list(points.values()), style, color=colour, lw=1.5, ms=5,
-                  label=label)
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter("{x:g}")
-    axes.set(xlabel="steps of 1,024 tokens", ylabel="perplexity a token, held-out stories")
-    axes.grid(which="both", color="#eaeef2")
+    first = list(kinds.values())[0]
+    steps = sorted({step for run in first for step in run})
+    mean = {step: np.mean([run[step] for run in first]) for step in steps}
+    styles = ((INK, "o"), (BLUE, "s"), (RED, "D"), ("#9a6700", "^"), (GREY, "o"))
+    for i, ((label, runs), (colour, mark)) in enumerate(zip(kinds.items(), styles, strict=False)):
+        dots = [(steps.index(step) + (i - (len(kinds) - 1) / 2) / 6, 100 * (score / mean[step] - 1))
+                for run in runs for step, score in run.items()]
+        axes.plot(*zip(*dots, strict=True), mark, color=colour, ms=6, label=label)
+    axes.axhline(0, color=GREY, lw=0.9, ls=":")
+    axes.set_xticks(range(len(steps)), [f"{step:,}" for step in steps])
+    axes.set(xlabel="steps of 1,024 tokens", xlim=(-0.6, len(steps) - 0.4),
+             ylabel=f"perplexity, % above\nthe mean of {list(kinds)[0]}")
+    axes.grid(axis="y", color="#eaeef2")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=9)
+    axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
     return closed(figure)

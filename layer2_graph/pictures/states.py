@@ -60,17 +60,18 @@ def mixing(panels, Q):
 
 
 def recall(shares, N):
-    """Right answers by pairs of key and value that a memory was shown.
+    """Right answers by pairs of key and value that a memory was shown, a line for each run.
 
-    shares: {kind: {pairs: share}}, three at most    N: width of a key, marked
+    shares: {kind: [{pairs: share}]}, three kinds at most    N: width of a key, marked
     """
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7.5, 3.4), layout="constrained")
     styles = ((INK, "o-"), (BLUE, "s-"), (RED, "d--"))
-    for (kind, points), (colour, style) in zip(shares.items(), styles, strict=False):
-        axes.plot([int(n) for n in points], [100 * share for share in points.values()], style,
-                  color=colour, lw=1.5, ms=5, label=kind)
+    for (kind, runs), (colour, style) in zip(shares.items(), styles, strict=False):
+        for i, points in enumerate(runs):
+            axes.plot([int(n) for n in points], [100 * share for share in points.values()], style,
+                      color=colour, lw=1.2, ms=4, label=None if i else kind)
     axes.axvline(N, color=GREY, lw=1, ls=":")
     axes.annotate(f"keys are {N} wide", (N, 0.05), xycoords=("data", "axes fraction"),
                   xytext=(5, 0), color=GREY, textcoords="offset points")

@@ -1,9 +1,10 @@
 """Train the dense twin a little after its key and value heads were made fewer:
 
-    python -m layer2_graph.twins.uptrain mean      or first, or random
+    python -m layer2_graph.twins.uptrain mean --seed 1         or first, or random
 
 Each group of heads becomes their mean, its first head, or random numbers of the same spread. Writes
-runs/attention/pooled_HOW.json: perplexity on held-out stories at once, and after some steps.
+runs/attention/pooled_HOW-SEED.json: perplexity on held-out stories at once, and after some steps.
+The batches of seed 0 are those that the twin was trained on.
 """
 
 import argparse
@@ -26,7 +27,6 @@ G = 2
 STEPS = 100             # of 1,024 tokens: a fifteenth of the training
 JUDGED = (0, 50, 100)
 RATE = 1e-3             # at the first step, a quarter of the training's highest; 0 at the last
-SEED = 1                # of the batches: others than the training had
 
 
 def first_heads(weight: Tensor) -> Tensor:                      # (H·D, C) -> (G·D, C)
@@ -51,10 +51,10 @@ def converted(way: Callable[[Tensor], Tensor]) -> Twin:
     return twin
 
 
-def train(name: str) -> dict[int, float]:
+def train(name: str, seed: int) -> dict[int, float]:
     """{step: perplexity}"""
     torch.set_num_threads(1)
-    torch.manual_seed(SEED)
+    torch.manual_seed(seed)
     twin = converted(WAYS[name])
     optimiser = optimiser_of(twin)
     documents = tokens_of("train")
@@ -65,7 +65,7 @@ def train(name: str) -> dict[int, float]:
     for step in range(STEPS):
         for group in optimiser.param_groups:
             group["lr"] = RATE * (1 - step / STEPS)
-        tokens = batch(stream, begins, SEED, step)
+        tokens = batch(stream, begins, seed, step)
         loss = cross_entropy(twin(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
         optimiser.zero_grad()
         loss.backward()
@@ -79,9 +79,11 @@ def train(name: str) -> dict[int, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("way", choices=tuple(WAYS))
-    name = parser.parse_args().way
-    row = {"G": G, "perplexity": train(name), "seed": SEED, "torch": torch.__version__}
-    (RUNS / "attention" / f"pooled_{name}.json").write_text(json.dumps(row) + "\n")
+    parser.add_argument("--seed", type=int, default=1, help="of the batches and random heads")
+    options = parser.parse_args()
+    name, seed = options.way, options.seed
+    row = {"G": G, "perplexity": train(name, seed), "seed": seed, "torch": torch.__version__}
+    (RUNS / "attention" / f"pooled_{name}-{seed}.json").write_text(json.dumps(row) + "\n")
 
 
 if __name__ == "__main__":

@@ -399,6 +399,8 @@ def shares(subject, agree, x, blocks, threads, what="", precision="exact"):
         "one_round": ("stops each thread after its first four",
                       x[:fours][first[:fours]].sum() + tail),
         "one_of_four": ("takes only the first of each four", x[:fours:4].sum() + tail),
+        "product_of_four": ("multiplies the four where it should add them",
+                            x[:fours].reshape(-1, 4).prod(1).sum() + tail),
         "tail_by_blocks": ("adds the last n % 4 numbers in every block: let i run over the whole "
                            "grid", whole + blocks * tail),
         "tail_and_before": ("adds the last n % 4 numbers in every block, or numbers before them",

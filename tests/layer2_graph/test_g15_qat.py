@@ -491,6 +491,9 @@ def test_what_the_text_says_of_the_record_is_so(record):
             assert run["moved"]["300"] == pytest.approx(0.03, abs=0.003)
             assert run["moved"]["300"] - run["moved"]["10"] < 290 * 0.0001
             assert run["seconds"] < 80
+    for grid, won in (("ternary", 0.02), ("2 bits", -0.09)):
+        lost, tried = (rows[f"{grid}, {way}"]["stories"] for way in ("searched", "AWQ"))
+        assert bench.share(lost, fp32, tried) == pytest.approx(won, abs=0.005)
     for found in runs.values():
         stories = [run["stories"] for run in found.values()]
         assert len(stories) == bench.SEEDS and max(stories) - min(stories) < 0.02

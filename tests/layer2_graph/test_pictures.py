@@ -172,9 +172,13 @@ def test_the_share_of_experts_that_a_step_reads():
     assert list(dots.get_ydata()) == [25, 60]
 
 
-def test_a_curve_for_each_run():
-    figure = pictures.learning({"dense": {250: 4.0, 500: 3.0}, "moe": {250: 5.0}})
-    assert [list(line.get_xdata()) for line in figure.axes[0].lines] == [[250, 500], [250]]
+def test_a_dot_for_each_run_and_step():
+    axes, = pictures.learning({"dense": [{250: 4, 500: 3}, {250: 6, 500: 3}],
+                               "moe": [{250: 5.5}]}).axes
+    dense, moe, _ = (line.get_ydata() for line in axes.lines)
+    assert dense.round(9).tolist() == [-20, 0, 20, 0] and moe.round(9).tolist() == [10]
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["250", "500"]
+    assert [t.get_text() for t in axes.get_legend().get_texts()] == ["dense", "moe"]
 
 
 def test_a_valley_has_a_dot_where_the_rounded_weights_are():
@@ -209,9 +213,9 @@ def test_masks_and_curves_of_attention_show_what_they_are_handed():
     mask = torch.tensor([[1, 0], [1, 1]], dtype=torch.bool)
     axes, = pictures.visible({"causal": mask}).axes
     assert axes.collections[0].get_array().tolist() == mask.tolist()
-    points = {"MHA": (384, [4, 3]), "MQA": (64, [5, 4])}
+    points = {"MHA": (384, [[4, 4.1], [3]]), "MQA": (64, [[5], [4]])}
     axes, = pictures.quality("t", points, (250, 500)).axes
-    assert [list(line.get_ydata()) for line in axes.lines] == [[4, 5], [3, 4]]
+    assert [list(line.get_ydata()) for line in axes.lines] == [[4, 4.1, 5], [3, 4]]
     assert texts(axes.figure) == ["MHA", "MHA", "MQA", "MQA"]
     axes, = pictures.against_window("t", 2, {"A = 0": {8: 4, 16: 3}}).axes
     assert list(axes.lines[0].get_xdata()) == [8, 16]
