@@ -61,9 +61,10 @@ def rmsnorm(x, w, eps):                         # (T, C), (C,) -> (T, C)
 
 
 def rope(q, k, cos, sin, positions):            # (T, H, D), (T, G, D), 2 × (room, D/2), (T,)
-    """Rotate each pair (number i of a head's first half, number i of its second) by its angle.
+    """Rotate each pair of q and of k by its angle, in place. Returns nothing.
 
-    In place; the halves are those of Hugging Face. cos, sin: a row for each position.
+    Number i of a head's first half and number i of its second half are a pair, as in Hugging Face.
+    cos, sin: a row for each position.
     """
     c = cos[positions, None]                                # (T, 1, D//2)
     s = sin[positions, None]                                # (T, 1, D//2)
@@ -81,7 +82,8 @@ def attention(q, k, v, scale, softmax=softmax):     # (T, H, D), (N, G, D), (N, 
     """For each query, the weighted sum of the values up to its own token.
 
     The T queries belong to the last T of the N tokens. Query head h uses the keys and values of
-    head h // (H // G). softmax: over the last axis. The result has the dtype of q, k and v.
+    head h // (H // G). softmax: the function that turns scores into weights, over the last axis.
+    The result has the dtype of q, k and v.
     """
     (T, H, D), (N, G, _) = q.shape, k.shape
     # exercise: scores of all pairs, -inf for later tokens, softmax over n, weighted sum of values
@@ -168,8 +170,8 @@ class Cache:
 def block(model, layer, x, keys, values, positions, ops):       # (T, C) -> (T, C)
     """One layer: attention is added to x, then the MLP. x itself stays unchanged.
 
-    keys, values (room, G, D): this layer's cache. Its rows before positions[0] are filled; those
-    of the new tokens, at `positions`, are written here.
+    keys, values (room, G, D): this layer's cache. Its rows before positions[0] are filled; this
+    function writes those at `positions`.
     """
     T = len(x)
     D = model.D
@@ -203,8 +205,8 @@ def next_token(logits, temperature, u):         # (V,) -> int
     """The token of the largest logit at temperature 0; else drawn from softmax(logits/temperature).
 
     u: a random number, 0 <= u < 1. In the order of the tokens, each owns a part of [0, 1) whose
-    length is its probability; the part that contains u decides. Use float64; even then the last
-    sum may be below 1.
+    length is its probability; the part that contains u decides. Use float64. Even then the last
+    sum may be below 1; a u that no sum exceeds draws the last token.
     """
     # exercise: at temperature 0 the largest; else softmax, running sums, the first greater than u
     if temperature == 0:

@@ -8,6 +8,7 @@ transpose is as fast as a copy.
 import math
 from pathlib import Path
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -28,7 +29,7 @@ BANKS = 32              # of shared memory, each of them 4 bytes wide
 
 def transpose_oracle(x):                            # (M, N) -> (N, M)
     """NumPy. Nothing is computed, so every bit is unchanged."""
-    return x.T.copy()
+    return np.array(x.T, order="C")
 
 
 def predict_sectors_per_store():
@@ -42,7 +43,7 @@ def column_wavefronts(pitch):
     """The number of wavefronts when a warp reads a column of a tile in shared memory: lane l wants
     word l · pitch.
 
-    pitch: words from one row of the tile to the next, 1 or more
+    pitch: words from one row of the tile to the next, any whole number from 1
     """
     # exercise: word w is in bank w % 32; count the lanes that want one bank, and take the most
     return math.gcd(pitch, BANKS)

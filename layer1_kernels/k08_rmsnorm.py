@@ -190,8 +190,9 @@ def plan(C, whole, loop):
 
 @partial(differentiable, oracle=rmsnorm_torch)
 def rmsnorm(x, w, eps):                             # (T, C), (C,) -> (T, C)
-    """RMSNorm of each row by a Triton kernel. Gradients of x and w are those of rmsnorm_torch.
+    """RMSNorm of each row: divided by the root of its mean square, times w.
 
+    By a Triton kernel; gradients of x and w are those of rmsnorm_torch.
     float32, float16 or bfloat16, one dtype, on the CPU or on CUDA, contiguous; sums are fp32.
     T or C may be 0. Where squares overflow fp32, |x| above 1.8e19, y is 0, as in PyTorch.
     """

@@ -130,8 +130,9 @@ def matmul_swiglu_triton(x, w, y, T, C, F, BT: tl.constexpr, BF: tl.constexpr, B
 
 @partial(differentiable, oracle=swiglu_torch)
 def swiglu(gate, up):                               # (T, F), (T, F) -> (T, F)
-    """SiLU(gate) · up by a Triton kernel. Gradients of both are those of swiglu_torch.
+    """SiLU(gate) · up.
 
+    By a Triton kernel; gradients of both are those of swiglu_torch.
     float32, float16 or bfloat16, one dtype, on the CPU or on CUDA; computed in fp32. Rows may start
     any distance apart, so gate and up may be halves of one array; each row is contiguous.
     T or F may be 0.

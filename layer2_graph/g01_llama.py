@@ -32,7 +32,7 @@ SLOTS = 16              # of a page: vLLM's, and the fewest that fill a tile of 
 
 
 class Batch(NamedTuple):
-    """The new tokens of a step, and where they belong: the last tokens of each sequence."""
+    """The new tokens of a step, which end their sequences, and where each of them belongs."""
 
     tokens: Tensor          # (T,) int64
     positions: Tensor       # (T,) int64: of each token in its own sequence, from 0
@@ -97,9 +97,10 @@ class PagedCache:
 def llama3_frequencies(frequencies, factor, low, high, original):
     """Rotary frequencies for a longer context, as in Llama 3.1: (D/2,) -> (D/2,).
 
-    frequencies: radians a token    original: the context that the model was trained on first
+    frequencies: radians a token    original: tokens of the context that was first trained on
     A pair that makes `high` turns or more within it keeps its frequency. One that makes `low` turns
-    or fewer has it divided by `factor`. In between, the two are mixed, linearly in the turns.
+    or fewer has it divided by `factor`. In between, the share of the old frequency is linear in the
+    turns: 0 at `low`, 1 at `high`.
     """
     # exercise: turns of each pair in the old context; share of the old frequency, 0 to 1; mix
     turns = original * frequencies / (2 * math.pi)
@@ -180,8 +181,9 @@ def last_rows(cu_q):                                # (B + 1,) -> (B,)
 def llama_block(model, i, x, batch, cache):         # (T, C) -> (T, C)
     """Layer number i: attention is added to x, then the MLP. x itself stays unchanged.
 
-    model.cos and model.sin: tables of rope, for batch.positions    m.scale: of attention's scores
-    cache.attend takes the layer's number and returns (T, H, D); layer.o takes (T, H·D)
+    ops.rope takes model.cos, model.sin and batch.positions. Scores are multiplied by m.scale.
+    cache.attend takes the layer's number and returns (T, H, D); layer.o takes (T, H·D).
+    There is no ops.add: write x = x + …. A copy of x would be work for nothing.
     """
     m = model.config
     ops = model.ops

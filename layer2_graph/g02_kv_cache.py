@@ -38,7 +38,7 @@ def predict_gain():
 def cache_outweighs(m, N, itemsize):
     """The smallest batch whose decode step reads at least as many bytes of cache as of weights.
 
-    m: a shape as day01_roofline's Llama   N: context of each sequence   itemsize: bytes of a number
+    m: a model's shape, one of LLAMAS   N: context of each sequence   itemsize: bytes of a number
     """
     # exercise: kv_bytes_per_token(m, itemsize) and decode_costs(m, N, itemsize) give what is read
     _, weights, _ = decode_costs(m, N, itemsize)
@@ -101,9 +101,9 @@ def attend_contiguous(q, keys, values, batch, ops, scale):
     """Causal attention over a contiguous cache: (T, H, D), 2 × (B, room, G, D) -> (T, H, D).
 
     q: queries of the new tokens, one sequence after another
-    batch: [SequenceRun], of all sequences
+    batch: the [SequenceRun] of all sequences, in order
     ops.flash_attention(q, k, v, causal, scale) -> (out, lse) takes sequences of equal length, so
-    one call takes a whole run: q (B, T, H, D), k and v (B, N, G, D). T may be 0.
+    one call takes a whole run: q (B, T, H, D), k and v (B, N, G, D). With T = 0 it gives no rows.
     """
     # exercise: for each run, its rows of q, and the filled slots of its sequences
     mixed = []
@@ -121,8 +121,8 @@ def attend_contiguous(q, keys, values, batch, ops, scale):
 class ContiguousCache:
     """The keys and values of each sequence in one piece of `room` slots.
 
-    It is a PagedCache with one page of `room` slots for each sequence, so a kernel that writes into
-    pages can write into it. It is read without block tables.
+    Its memory is that of a PagedCache with one page of `room` slots for each sequence, so a kernel
+    that writes into pages can write into it. It is read without block tables.
     """
 
     def __init__(self, config: Config, sequences: int, room: int,

@@ -21,7 +21,7 @@ __all__ = ["FusedLlama"]
 
 
 def predict_launches() -> int:
-    """Launches of one layer once everything in the merged layer that can be fused is fused.
+    """How many launches one layer makes after all in it that can be fused has been fused.
 
     Three kernels can be used: an add with the norm after it, the rotation of q and k with the write
     into the pages, and a matrix product with the SwiGLU after it.
@@ -31,10 +31,10 @@ def predict_launches() -> int:
 
 
 def predict_numbers_saved(m: Config) -> int:
-    """How many activation numbers fewer fused_block moves than g03's layer: one token, one layer.
+    """How many activation numbers fused_block saves over g03's layer, for one token and one layer.
 
-    Each launch reads each of its inputs once and writes each of its results once. Weights, and
-    what attention reads from the cache, are the same in both.
+    Each launch reads each of its inputs once and writes each of its results once; an array changed
+    in place is both. Weights, and what attention reads from the cache, are the same in both.
     """
     # exercise: what did one launch write and the next one read back?
     sums = 2 * m.C                      # twice a layer the norm no longer reads the add's result
@@ -56,7 +56,7 @@ def fused_block(model, i: int, x: Tensor, residual: Tensor | None, batch: Batch,
     ops.paged_attention returns (T, H, D), and layer.o takes (T, H·D)
     """
     m, ops, layer = model.config, model.ops, model.layers[i]
-    # exercise: first all up to attention and its output matrix, then the MLP
+    # exercise: first everything up to attention's output matrix, then the MLP
     y, residual = model.add_norm(x, residual, layer.attention_norm)         # (T, C)
     q, k, v = model.heads(layer, y)
     ops.rope_and_cache(q, k, v, model.cos, model.sin, batch.positions, cache.k[i], cache.v[i],

@@ -114,7 +114,10 @@ class Scheduler:
             left -= counts[request]
 
     def tokens_left(self, request: Request) -> int:
-        """How many tokens of a request one step may compute. Its last one is never computed."""
+        """How many tokens of a request one step may compute.
+
+        The token that reaches its limit is never computed: nothing follows it.
+        """
         known = request.num_tokens + request.pending + len(request.draft)
         missing = min(known, request.limit - 1) - request.num_computed
         return min(missing, self.chunk or missing)
@@ -165,11 +168,10 @@ class Scheduler:
         return self.pool.grow(table, request.num_computed + n)
 
     def make_room(self, request: Request, n: int) -> int:
-        """How many of a running request's next n tokens now have pages: n, or 0 if the request was
-        itself preempted.
+        """Find pages for a running request's next n tokens, preempting the newest requests if
+        needed. Returns n, or 0 if the request was itself preempted.
 
-        Preempts the newest request until there are enough pages. A request with guesses may get 1:
-        its guesses are dropped first.
+        A request with guesses may get 1: its guesses are dropped first.
         """
         if n > 0 and request.draft and not self.reserve(request, n):
             request.draft = []          # guesses are not worth a preemption

@@ -54,7 +54,10 @@ def predict_steps() -> list[tuple[int, int, int]]:
 
 
 def known_tokens(request: Request) -> list[int]:
-    """Its prompt, its answer so far, its guesses, and a 0 for a token still being computed."""
+    """Its prompt, its answer so far, its draft (guesses, s10), and always one 0 more.
+
+    The 0 stands for a token that is still being computed.
+    """
     return [*request.tokens, *request.draft, 0]
 
 
@@ -66,10 +69,11 @@ def as_batch(tokens: list[int], positions: list[int], slots: list[int], tables: 
 
 
 def build_step(counts: dict[Request, int], S: int) -> Batch:
-    """The Batch that computes counts[request] tokens of each request, which end at num_computed.
+    """The Batch that computes counts[request] tokens of each request.
 
-    S: slots of a page. num_computed counts these tokens already, and the tables have pages for
-    them. block_tables has a row for each request, padded with 0 to the longest table.
+    S: slots of a page. num_computed counts these tokens already: the last of them has position
+    num_computed - 1. The tables have pages for them. block_tables has a row for each request,
+    padded with 0 to the longest table.
     """
     # exercise: tokens, positions, slots, request by request; then tables, cu_q and lens; as_batch
     tokens = []
@@ -106,11 +110,12 @@ def to_draw(counts: dict[Request, int], every: bool) -> list[tuple[Request, int]
     """[(request, row)]: the requests that get a token after a step, and the row of the scores that
     each is drawn from.
 
-    A request has caught up if num_computed >= num_tokens + pending; pending counts tokens that an
-    earlier step is still computing. When a request has just completed its prompt (num_computed ==
-    len(prompt)), the answers in request.forks get their first token from the same row and follow it
-    in the list. every: False if the scores have a row for each request; True if they have one for
-    each token; a request's row is then that of its last token
+    A request has caught up if num_computed >= num_tokens + pending (above it only with guesses);
+    pending counts tokens that an earlier step is still computing. When a request has just completed
+    its prompt (num_computed == len(prompt)), the answers in request.forks get their first token
+    from the same row and follow it in the list. every: False if the scores have a row for each
+    request; True if they have one for each token of the step: a request's row is then that of the
+    last of its tokens
     """
     # exercise: walk along the rows; skip requests that have not caught up; a request's forks follow
     pairs = []
@@ -133,8 +138,8 @@ def run_step(engine: "Engine") -> list[Output]:
     """Take one step; [Output] of everything committed in it.
 
     Sets engine.counts to this step's counts; if they are empty, it launches nothing. Without
-    engine.overlap it commits what it launched. With it, it commits the flights of the step before,
-    engine.flights, and leaves the new ones there.
+    engine.overlap it commits what it launched. With overlap it commits engine.flights, those of the
+    step before, and stores the new ones there.
     """
     # exercise: guess, schedule, launch; commit these flights now, or with overlap one step later
     engine.guess()
@@ -148,7 +153,7 @@ def run_step(engine: "Engine") -> list[Output]:
 def end_request(engine: "Engine", request: Request, reason: str, error: str | None = None) -> None:
     """Finish a request in any state; a second call does nothing.
 
-    The answers in its own forks finish with it, for the same reason; its list of them may stay.
+    The answers in its own forks finish with it, for the same reason; request.forks may stay full.
     Each finished request gets status "finished", reason, error and finished_at = engine.clock(),
     and adds 1 to engine.finished.
     """

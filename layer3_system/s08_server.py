@@ -70,8 +70,8 @@ def to_params(fields: dict[str, Any], chat: bool, names: dict[str, str] | None =
     """The SamplingParams for a request's fields. ApiError 400, naming the field, if one is wrong.
 
     None counts as absent. A chat without max_tokens may fill the context (None); a completion has
-    16 tokens, the default of SamplingParams. names: {ours: the client's} for fields that stand in
-    `fields` under another name, such as {"max_tokens": "max_completion_tokens"}; None if none has.
+    16 tokens, the default of SamplingParams. names: {our name: the client's} of fields that the
+    client calls differently, such as {"max_tokens": "max_completion_tokens"}; None: all have ours.
     SamplingParams(…) and within(params, limits) raise RequestError; raise refused(error, names)
     instead.
     """
@@ -248,8 +248,8 @@ class Bridge:
     def make_room(self, count: int) -> None:
         """ApiError if there is no room for `count` more answers.
 
-        At most engine.scheduler.max_seqs answers run and self.limits.queue wait. 400, naming
-        `prompt`, if count alone is above that sum. Otherwise 429 with the header Retry-After: the
+        At most engine.scheduler.max_seqs answers run and self.limits.queue wait. If count alone
+        exceeds their sum: 400, with field="prompt". Otherwise 429 with the header Retry-After: the
         seconds until enough answers will have ended, rounded up, from 1 to 60, as a string.
         self.ends: times at which recent answers ended, oldest first. If it is empty, assume 1 s an
         answer. Nothing is changed: `submit` adds to self.taken afterwards.
@@ -335,9 +335,9 @@ class Bridge:
     def read_mail(self) -> bool:
         """Call the letters in the mailbox; if the engine has no work, sleep until it has.
 
-        A letter is a function without arguments; what it raises is for `run` to catch. True: go on
-        with a step. False: a letter was None, so stop. self.mail.get() returns the next letter and
-        sleeps until there is one; self.mail.empty()
+        A letter is a function without arguments; do not catch what it raises, `run` does. Returns
+        True to go on with a step, False if a letter was None. self.mail.get() returns the next
+        letter and sleeps until there is one; self.mail.empty() says whether none is there.
         """
         # exercise: read letters while there are any, or while the engine is not busy
         while not self.mail.empty() or not self.engine.busy:

@@ -29,8 +29,8 @@ RANGES = {                          # name: (from, below) as in pyproject.toml
     "triton": ((3, 6), (4,)),
 }
 ENDS = {"oldest": min, "newest": max}
-OTHERS = ("numpy", "torch", "matplotlib", "pyyaml", "hatchling", "pytest", "pytest-timeout",
-          "pytest-xdist")
+OTHERS = ("numpy", "torch", "matplotlib", "nvidia-curand", "pyyaml", "hatchling", "pytest",
+          "pytest-timeout", "pytest-xdist")
 TESTS = "tests/lab/simulator"
 WORKERS = 2                         # one with torch takes about a gigabyte
 LIMIT = 300                         # seconds a test

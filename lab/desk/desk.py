@@ -352,12 +352,23 @@ class Desk:
         if not self.passed(exercise):
             return None
         if exercise.language == "cuda":
-            from lab import simulator
-            return simulator.RawModule(self.path(exercise.lesson, ".cu")).get(exercise.name)
+            return self.cuda_module(exercise.lesson).get(exercise.name)
         thing = self.module(exercise.lesson)
         for part in exercise.name.split("."):
             thing = getattr(thing, part)
         return thing
+
+    def cuda_module(self, lesson):
+        """The desk's CUDA file, what has not passed as stubs: it need not compile."""
+        from lab import simulator
+
+        path = self.path(lesson, ".cu")
+        text = path.read_text("utf-8")
+        for other in lesson.exercises:
+            if other.language == "cuda" and not self.passed(other):
+                there = stub.extract(lesson.stubs["cuda"], other.name, "cuda")
+                text = stub.splice(text, there, "cuda").text
+        return simulator.RawModule(text, path=str(path), is_text=True)
 
     def candidate_function(self, lesson, name):
         """A public function of a lesson as the desk has it, if all exercises that it needs have

@@ -184,16 +184,19 @@ def placed(lesson, submission, language, attempts, notes, alone):
     spliced = stub.splice(lesson.stubs[language], "".join(texts), language)
     files = list(dict.fromkeys(part.file for part, has in used if has))
     label = used[0][0].label if len(used) == 1 else ", ".join(files)
-    places = [place(part, line, len(used) > 1)
+    places = [place(part, line, len(used) > 1, len(files) > 1)
               for (part, _), text in zip(used, texts, strict=True)
               for line in range(1, text.count("\n") + 1)]
     return spliced.text, label, [line and places[line - 1] for line in spliced.origin]
 
 
-def place(part, line, several):
-    """A line of a part as its author finds it. several: whether others give some, too, so that the
-    label does not say which cell it is in"""
-    return f"code cell {part.cell}, line {line}" if several and part.cell is not None else line
+def place(part, line, parts, files):
+    """A line of a part as its author finds it. parts, files: whether there are several, so that the
+    label does not say which it is"""
+    of = f" of {part.file}" if files else ""
+    if parts and part.cell is not None:
+        return f"code cell {part.cell}{of}, line {line}"
+    return f"line {line}{of}" if files else line
 
 
 def chosen(submission, attempts, gifts, alone):

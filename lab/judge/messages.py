@@ -12,6 +12,11 @@ ENDS = re.compile(r"(?:\bos\.|(?<![\w.])(?<!def ))(_exit|abort|kill|killpg)\s*\(
 MAX_REPR_CHARS = 300    # of an exception's text, up to which an object in it shows its fields
 
 
+def call_of(error):
+    """The call that raised or was stopped, on a line of its own; "" where it had no arguments."""
+    return f"\n  in {error.call}" if error.call and error.call.arguments else ""
+
+
 class Messages:
     """The words about one candidate. exercises: {name: Exercise}"""
 
@@ -30,20 +35,22 @@ class Messages:
         message = re.sub(unprintable, "", message, flags=re.S)
         return self.in_own_lines(message) + self.definition(name)
 
-    def raised(self, error):
-        """Of what the learner's code raised, with the learner's own line."""
+    def raised(self, error, name):
+        """Of what the learner's code raised, with the learner's own line, while exercise `name` was
+        judged."""
         language = "cuda" if str(error.path).endswith(".cu") else "python"
         in_lesson = error.path == self.lesson.id + SUFFIX[language]
         if error.type == "NotImplementedError" and ": about " in error.text:
-            return f"it needs {error.text.split(':')[0]}, which is still a stub"
+            missing = error.text.split(":")[0]
+            return (f"it needs {missing}, which is still a stub" if missing != name else
+                    "its line `raise NotImplementedError` still stands")
         if error.kind == "compile":
             return self.compiler_says(error.text)
         if error.kind is not None:
             return self.in_own_lines(error.text, language) if in_lesson else error.text
         text = without_fields(error.text)
         if in_lesson and error.line:
-            call = f"\n  in {error.call}" if error.call and error.call.arguments else ""
-            return f"{error.type}: {text}{call}{self.lines_of(language, error)}"
+            return f"{error.type}: {text}{call_of(error)}{self.lines_of(language, error)}"
         # another file, without the line's text: an edition may hold that back
         place = f"\n    {error.path}, line {error.line}" if error.line else ""
         return f"{error.type}: {text}{place}"

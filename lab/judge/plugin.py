@@ -14,7 +14,7 @@ from lab.judge import blame, mistakes, pace
 from lab.judge.candidate import reference
 from lab.judge.compare import sound
 from lab.judge.isolate import Place
-from lab.judge.messages import Messages
+from lab.judge.messages import Messages, call_of
 from lab.judge.subject import Raised, Stopped
 from lab.judge.verdict import Verdict
 from lab.remote import wire
@@ -212,9 +212,9 @@ class GradedRun:
         theirs = isinstance(error, Raised | Stopped) and error.subject is course_own is not None
         if isinstance(error, Raised) and not error.inside and not theirs:
             kind = "not_proven_here" if error.kind == "unsupported" else "fail"
-            return kind, self.messages.raised(error)
+            return kind, self.messages.raised(error, name)
         if isinstance(error, Stopped) and not theirs:
-            return "fail", f"{error}{self.messages.last_place(error)}"
+            return "fail", f"{error}{call_of(error)}{self.messages.last_place(error)}"
         return "error", broken(error, theirs)
 
 

@@ -32,7 +32,7 @@ def of_lesson(lesson, known):
     wanted = bench.targets(lesson)
     for record in known:
         if measured := rows(record, lesson):
-            lines += ["", f"Measured on an {record['device']}, all interleaved in one run:", "",
+            lines += ["", f"Measured on an {record['device']}, by turns in one run:", "",
                       *table(bench.judge(measured, wanted))]
     if lines:
         return "\n".join(lines[1:])

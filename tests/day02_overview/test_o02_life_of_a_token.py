@@ -292,7 +292,11 @@ def judge_block(subject, agree, given, case="block", earlier=None):
     if earlier is not None:
         agree(given.calls["rope"].calls[0][-1], at, what=f"{case}: the positions that rope gets",
               mistakes={"old_positions": ("rope gets the positions of an earlier call", earlier)})
-    q, k, v, scale = given.calls["attention"].calls[0]
+    passed = given.calls["attention"].calls[0]
+    assert len(passed) == 4, mistake("arguments", (
+        f"block: ops.attention gets {len(passed)} arguments, expected 4: q, keys, values and the "
+        f"scale, 1/√D"), "")
+    q, k, v, scale = passed
     last, first = slice(given.old, N), slice(given.T)
     new_q, new_k, new_v = map(given.heads, "qkv")
     second = normed(given.x, given.w["mlp_norm"], given.eps)
@@ -375,7 +379,8 @@ def test_predict_rows(subject, reference, rng, prompt, count):
         ways = {
             "first_longer": ("the first step already has a new token; it has only the prompt",
                              want + count if which == "without" else None),
-            "all_full": ("every step is counted with all tokens, also those still to come",
+            "all_full": ("every step is counted with all tokens, also those still to come, or "
+                         "count · (count − 1) has lost its parentheses",
                          count * (prompt + count)),
             "prompt_as_row": ("the prompt counts as one row; each token of it is one", count),
             "step_missing": ("one step is left out", want - last),
@@ -477,7 +482,7 @@ def test_generate__none_and_again(subject, rng):
         "generate changes its argument prompt, a list; expected it as before the call"))
     assert isinstance(new, (list, tuple)) and all(isinstance(t, Integral) for t in new), \
         f"generate: got {new!r}, expected a list of int"
-    assert text_of(new) == " tu"
+    assert text_of(new) == " tu", f"generate, three tokens: got {text_of(new)!r}, expected ' tu'"
     prompt = rng.integers(32, 127, 20)
     first, second = (list(subject.generate(model, prompt, 8)) for _ in range(2))
     assert first == second, mistake("keeps_the_past", (

@@ -286,7 +286,7 @@ def ring(collective, size, W):
         for _ in range(W - 1):                              # a piece is W - 1 steps from its end
             for r in range(W):
                 sent[r] += piece
-    assert len(set(sent)) == 1
+    assert len(set(sent)) == 1, "the course's own case is wrong: please report it"
     return sent[0]
 
 

@@ -376,6 +376,29 @@ PHRASES = re.compile(r"\b(" + "|".join((
 STORIES = "layer2_graph/small/words.py"         # words of the corpus
 
 
+def of_the_exercises(lesson):
+    """The functions of a lesson's graders that its exercises' tests are or call."""
+    tree = ast.parse((ROOT / "tests" / lesson.floor / f"test_{lesson.id}.py").read_text("utf-8"))
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    tests = tuple(f"test_{e.name.replace('.', '_')}" for e in lesson.exercises)
+    found, left = {}, [name for name in functions if name.partition("__")[0] in tests]
+    while left:
+        name = left.pop()
+        if name in functions and name not in found:
+            found[name] = functions[name]
+            left += [node.id for node in ast.walk(functions[name]) if isinstance(node, ast.Name)]
+    return found.values()
+
+
+@pytest.mark.parametrize("lesson", course.lessons(), ids=lambda lesson: lesson.id)
+def test_a_grader_says_what_is_wrong(lesson):
+    functions = of_the_exercises(lesson)
+    assert functions
+    bare = [f"line {node.lineno}: {ast.unparse(node)}" for function in functions
+            for node in ast.walk(function) if isinstance(node, ast.Assert) and node.msg is None]
+    assert not bare, f"asserts without a message: {bare}"
+
+
 def test_phrases_that_must_not_come_back():
     """In code, its tests, guides and the lessons' prose; what a model wrote is left out."""
     listed = subprocess.run(

@@ -46,8 +46,9 @@ def run(subject, name, x):
     threads = (TILE // 4, TILE) if name == "transpose_vector_cuda" else (TILE, 8)
     blocks = [max(-(-size // TILE), 1) for size in (N, M)]
     with same_report("no_barrier", "A warp reads numbers of the tile that other warps write: all "
-                     "threads must meet in between, and not all reach a barrier inside an `if`. "
-                     "No number may be overwritten before it is read.",
+                     "threads must meet in between (`__syncthreads();`, with its parentheses), and "
+                     "not all reach a barrier inside an `if`. No number may be overwritten before "
+                     "it is read.",
                      kind="race", array="tile"), \
             same_report("one_place", "Lanes of a warp store in one place of the tile at once; each "
                         f"number needs a place of its own.{OWN_PLACE.get(name, '')}", kind="race",
@@ -86,7 +87,8 @@ def mistakes(name, x):
                       if M % TILE == N % TILE == 0 else 7),
         "copied": ("copies x as it is", x.reshape(N, M)),
         "blocks_exchanged": (
-            "exchanges blockIdx.x and blockIdx.y: x counts tiles along a row of x", np.where(
+            "exchanges M and N in a bound (y has N rows and M columns), or blockIdx.x and "
+            "blockIdx.y (x counts tiles along a row of x)", np.where(
                 (m // TILE < -(-N // TILE)) & (n // TILE < -(-M // TILE)), x.T, 7)),
         "one_apart": (
             "begins tiles one row and one column apart: blockIdx is not multiplied by TILE",
@@ -106,7 +108,8 @@ def mistakes(name, x):
         "negatives_cut": ("replaces negative numbers by 0", np.maximum(x.T, 0))}
     if name == "transpose_swizzled_cuda":
         rows |= {
-            "one_side": ("uses place c ^ r on one side only: both storing and reading must use it",
+            "one_side": ("uses place c ^ r on one side only, where both storing and reading must "
+                         "use it, or swizzles the column of x, which stays n0 + lane",
                          number(m, n - c + (c ^ r))),
             "warp_for_row": ("looks for column c at place c ^ warp; the row of the tile is the "
                              "lane", number(m, n - c + (c ^ (c & 7) ^ r))),
@@ -243,13 +246,14 @@ def test_predict_sectors_per_store(subject, reference, rng):
         1: ("one_sector", "1 would be right if all lanes wrote within the same 32 bytes."),
     }.get(got, ("other", "Can two neighbouring lanes share a sector?"))
     assert got == want, mistake(
-        known, f"transpose_naive_cuda: the simulator does not count {got} sectors in one store "
-               f"request. {why}", why)
+        known, f"transpose_naive_cuda: the simulator does not count {got} "
+               f"sector{'s' * (got != 1)} in one store request. {why}", why)
 
 
 def test_column_wavefronts(subject, reference, rng):
     counts = run(reference, "transpose_tile_cuda", matrix(rng, 32, 32))[1].memory("shared", "load")
-    assert max(banks(32).values()) == counts["transactions"] / counts["requests"]
+    of_a_request = counts["transactions"] / counts["requests"]
+    assert max(banks(32).values()) == of_a_request, "the simulator counts other wavefronts"
     for pitch in PITCHES:
         lanes = banks(pitch)
         got = subject.column_wavefronts(pitch)

@@ -82,7 +82,8 @@ def run(subject, name, x, threads):
             same_report("in_one_round", "In a round, thread t reads a[t] and a[t + s], which no "
                         "other thread writes; before the next round, all must wait.", kind="race",
                         array="a", words="__syncwarp"), \
-            same_report("every_lane", "Only lane 0 has the sum of its warp: it alone may store.",
+            same_report("every_lane", "Only lane 0 has the sum of its warp: it alone may store, "
+                        "each warp's in a place of its own.",
                         kind="race", array="warps", words="in the same instruction"):
         return partial, subject.launch(name, partial.size, threads, (x, partial, x.size),
                                        shared_mem=shared)

@@ -84,7 +84,7 @@ def test_delta_triton(subject, agree, rng, rows, D, dtype):
                        products.mean(-1) - plain(grad_lse)),
               "short_products": ("the products are rounded to 16 bits before they are added: load "
                                  "as fp32", lost.sum(-1) - plain(grad_lse))}, unwritten=7)
-    assert torch.isfinite(delta).all()
+    assert torch.isfinite(delta).all(), "delta: some of it is infinite or not a number"
 
 
 def delta_operands(rng, rows, D, dtype):

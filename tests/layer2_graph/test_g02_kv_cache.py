@@ -42,9 +42,15 @@ def test_predict_gain(subject, truth):
         return abs(got / value - 1) < share
 
     of_a_step = ("; a step takes its FLOPs over the peak or its bytes over the bandwidth, "
-                 "whichever is longer")
+                 "whichever is longer, and asked for is one time divided by the other")
     name, near = (
-        ("upside_down", "upside down: the step without a cache takes longer") if got < 0.9 else
+        ("time", "about the time of the step without a cache in ms or s; divide it by that of the "
+                 "step with one") if min(abs(got * unit / (flops / peak) - 1)
+                                         for unit in (1, 1e-3)) < 0.15 else
+        ("upside_down", "upside down: the step without a cache takes longer")
+        if 1e-5 < got < 0.9 else
+        ("tera", "much too small: is a factor of 10¹² missing? TFLOP/s and TB/s both have it")
+        if got < 1e-5 else
         ("no_gain", "no gain at all; but without a cache the step is above the ridge, so it takes "
                     "the time of its FLOPs") if got < 1.1 else
         ("of_bytes", f"the ratio of the bytes; but without a cache the {flops / 1e12:.0f} TFLOP "
@@ -59,8 +65,6 @@ def test_predict_gain(subject, truth):
                  "2") if like(want / 2, 0.08) else
         ("double", "too high, as when a number has one byte, or a weight takes 4 FLOPs; both have "
                    "2") if like(2 * want, 0.08) else
-        ("time", "about the time of the step without a cache in ms; over what is it to be "
-                 "divided?") if like(1000 * flops / peak, 0.05) else
         ("other_time", "about the time of the step with a cache in ms; how much longer does the "
                        "one without take?") if like(1000 * fewer / bandwidth, 0.05) else
         ("per_cent", "too high: is it in per cent? How many times as long a step takes is asked "

@@ -227,8 +227,8 @@ def judge_cache(agree, given, sum_in, what=""):
               mistakes={
                   "not_written": ("the pages were not written yet, or another layer's pages were "
                                   "passed", none),
-                  "attention_swapped": ("attention gets keys and values the wrong way round",
-                                        other)})
+                  "attention_swapped": ("attention gets keys and values the wrong way round, or "
+                                        "one of them as both", other)})
     judge_fields(agree, given, fields, what)
     judge_scale(agree, given, scale, what)
 

@@ -137,7 +137,8 @@ def test_gate__equal(subject):
     weights, experts = subject.gate(torch.zeros(5, 8), 3)
     assert all(len(set(row)) == 3 for row in experts.tolist()), mistake(
         "twice", "gate: of 8 equal scores a token chose one expert twice")
-    assert torch.allclose(weights, torch.full((5, 3), 1 / 3))
+    assert torch.allclose(weights, torch.full((5, 3), 1 / 3)), (
+        f"gate: 3 of 8 equal scores got the weights {weights[0].tolist()}, expected 1/3 each")
 
 
 # ---- moe_mlp

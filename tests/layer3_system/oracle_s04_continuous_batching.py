@@ -71,7 +71,7 @@ ADMISSIONS = {
                          {"a": 8, "b": 20}, {"a": 8, "b": 20, "c": 4})}),
     "two seats, three answers to the first prompt": (
         {"max_seqs": 2}, [], [("a", 3, 5, 3), B], 20, {}, {
-            "forks_uncounted": ("Requests are counted, not their answers: a needs three seats.",
+            "forks_uncounted": ("You count requests; count answers: a needs three seats.",
                                 {"a": 3, "b": 3}),
             "overtakes_forks": ("b overtakes a, which needs three seats.", {"b": 3})}),
     "four seats; the first prompt wants three answers, the second two": (

@@ -149,8 +149,8 @@ class Run:
                   if request.status != "finished"}
         assert self.engine.submitted == self.engine.finished, mistake("not_each_counted", (
             f"{self.engine.submitted} requests have ended, engine.finished is "
-            f"{self.engine.finished}: record the end of each, in whatever state it was. "
-            f"Not 'finished': {states or 'none'}."))
+            f"{self.engine.finished}: count the end of each once, in whatever state it was. "
+            f"{f'Not finished are {states}' if states else 'All have the status finished'}."))
         return notes
 
     def as_alone(self, what, *names, count=None):

@@ -42,13 +42,16 @@ WHY = {
     "returned": "An ApiError is raised, not returned.",
     "names_unread": "`names` says under which name the client sent max_tokens: read it there.",
     "no_field": "Raise what refused(error, names) gives: an ApiError that names the field.",
-    "renames_all": "Here `names` is for errors: chat_logprobs reads both by their own names.",
+    "renames_all": "Here `names` only says how an error is worded: chat_logprobs reads both fields "
+                   "by their own names.",
     "own_name": "Use `names`: a client knows only its own name of the field.",
     "limit_excluded": "The limit itself is allowed.",
+    "not_tuples": "SamplingParams takes tuples: as_tuple(fields[name]).",
     "fields_changed": "Only read it: the server still needs what the client sent.",
     # Call.add
     "ignores_index": "The output is of answer 1 alone: use `index`.",
-    "not_stored": "Store the new piece in unread[index]: _replace returns one and changes none.",
+    "not_stored": "Store the new piece in unread[index], also where nothing was unread; _replace "
+                  "alone changes nothing.",
     "list_of_pieces": "Join them: there is one Piece for each answer, not a list.",
     "not_woken": "The reader sleeps on: woken must be set at the end. It clears it itself.",
     "each_closes": "It falls by one only when an answer ends, that is when there is a reason.",
@@ -65,6 +68,7 @@ WHY = {
     "silent_end": "The client waits for ever: every piece wakes the reader, also one without text.",
     "error_ignored": "The call goes on as if nothing had happened: call fail(500, …).",
     "whole_request": "That sends the prompt and all else to the client: request.error is enough.",
+    "overwrites": "Call self.fail(500, …): it keeps an error that was there before.",
     "failure_no_end": "An answer that failed has ended, too.",
     # Bridge.make_room
     "last_place": "The last place stays unused: compare with >, not >=.",
@@ -76,6 +80,7 @@ WHY = {
     "default_limits": "Nine are four too many: count all that were taken and have not finished, "
                       "against this engine's max_seqs and the server's limits.",
     "one_too_many": "It was accepted, and there is room for five: the queue has no limit.",
+    "nothing_raised": "Nothing reads what make_room returns: raise ApiError(429, …).",
     "other_status": "Too many requests is 429.",
     "never_fits": "Six answers can never fit: 400, naming prompt, without Retry-After.",
     "no_header": "Client libraries wait as long as it says; without it they retry at once.",

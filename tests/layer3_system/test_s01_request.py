@@ -349,7 +349,7 @@ def each_byte(subject, tokenizer, text):
         assert before + piece == so_far, tell(
             name, f"{text!r} as bytes: after byte {i}, {tokens[i]:#x}, {piece!r} was shown, "
                   f"expected {so_far[len(before):]!r}")
-    assert letters.rest() == ""
+    assert letters.rest() == "", f"{text!r} as bytes: after the last, rest() is not ''"
 
 
 def test_Detokenizer__a_letter_after_a_stray_byte(subject):
@@ -446,7 +446,7 @@ def test_Detokenizer__decodes_only_the_newest(subject):
     watched = subject.make("lab.judge.mocks:Watched", tokenizer.decode)
     letters = subject.Detokenizer(watched, [65] * 50)
     text = "".join(letters.add(97 + i % 26) for i in range(300))
-    assert text == "".join(chr(97 + i % 26) for i in range(300))
+    assert text == "".join(chr(97 + i % 26) for i in range(300)), f"300 letters: {text!r} shown"
     most = max(len(tokens) for (tokens,) in watched.calls)
     assert most <= 16, tell("keeps_all", f"After 300 tokens, one call decoded {most} of them")
 
@@ -536,7 +536,7 @@ def test_StopStrings__holds_back_no_more_than_it_must(subject):
         assert len(held) <= most, tell(
             "holds_too_much", f"{what}, and {held!r} is held back; at most its last {most} "
                               f"characters can begin a stop string")
-    assert watch.rest() == "</answe"
+    assert watch.rest() == "</answe", "StopStrings.rest: expected all that was held back"
 
 
 SEVERAL = [     # (stops, text in pieces, what add shows, found: one of these, the mistake)

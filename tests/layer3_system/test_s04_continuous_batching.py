@@ -4,6 +4,7 @@ Cases carry the numbers of the course's list of what every engine must handle.
 """
 
 import contextlib
+import re
 
 from lab.judge.mistakes import mistake, named, raises
 from lab.judge.subject import Raised
@@ -61,15 +62,14 @@ def same(what, got, want, mistakes):
 
 def calm(drive, what):
     """Nothing was ever wrong around the scheduler."""
-    faults = drive.faults
-    assert not faults, f"{what}: {faults[0]}"
+    assert not drive.faults, f"{what}: {drive.faults[0]}"
 
 
 @contextlib.contextmanager
 def with_a_table():
     """Within this context pages are given back, as pool.release(request.table) does."""
     with named("no_table", "pool.release takes a table: pass request.table.",
-               lambda error: "'Request' object" in str(error)), \
+               lambda error: re.search("' object is not (iter|revers)ible", str(error))), \
             named("frees_itself", "Give pages back with pool.release(request.table): the pool "
                                   "knows what else reads them.",
                   lambda error: "OrderedDict" in str(error)):
@@ -345,8 +345,8 @@ def finish(subject, where):
     request, held = drive.requests[where], drive.pool.used
     pages = len(request.table)
     answer, before = request.output, unchanged(request)
-    with raises("one_list", ValueError, f"finish: {where} {'runs' if where in RUNS else 'waits'}: "
-                                        f"remove it from the list that it is in."), with_a_table():
+    with raises("one_list", ValueError, f"finish: '{where}' is in one of the lists: "
+                                        f"remove it from that one."), with_a_table():
         drive.scheduler.finish(request, "abort")
     stays_a_deque(drive, "finish")
     assert request.output == answer, mistake("answer_lost", (
@@ -358,12 +358,12 @@ def finish(subject, where):
         name, f"finish of {where}, running was {names(RUNS)} and waiting {names(WAITS)}: running "
               f"is {names(left[0])} and waiting {names(left[1])}. {why}", why)
     assert not request.table or drive.pool.used > held - pages, mistake("table_kept", (
-        f"finish: after finishing {where}, its table still lists {len(request.table)} pages that "
+        f"finish('{where}'): its table still lists {len(request.table)} pages that "
         f"it no longer holds. release(request.table) empties the list: pass the table itself."),
         "release(request.table) empties the list: pass the table itself")
     assert drive.pool.used == held - pages, mistake(
-        "pages_kept", f"finish: after finishing {where}, {drive.pool.used} pages are allocated, "
-                      f"{held} before. The request held {pages}: its pages never come back.")
+        "pages_kept", f"finish('{where}') leaves {drive.pool.used} pages allocated of {held}. The "
+                      f"request held {pages}: its pages never come back.")
     assert request.status == "finished", mistake(
         "status_kept", f"finish: the status is {request.status!r} at the end, expected 'finished'.")
     assert request.reason == "abort", mistake(
@@ -454,6 +454,9 @@ def take_turns(subject, situations):
         same(f"schedule_running, {name}", got, want, mistakes)
         for each, _, _, computed in seated:
             now = drive.requests[each].num_computed
+            assert each not in want or now >= computed, mistake("admits_running", (
+                f"schedule_running, {name}: num_computed of {each} falls from {computed} to {now}. "
+                f"`admit` is for waiting requests; for running ones call `make_room`."), "")
             assert each not in want or now == computed, mistake("adds_computed", (
                 f"schedule_running, {name}: num_computed of {each} rises from {computed} to {now}. "
                 f"`schedule` adds the tokens later: only return them."), "only return them")

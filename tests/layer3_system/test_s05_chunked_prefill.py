@@ -159,7 +159,8 @@ def picked(N, decodes, budget, chunk):
         for other in others:
             other.output.append(1)
         counts = scheduler.schedule()
-        assert all(counts[other] == 1 for other in others)
+        assert all(counts[other] == 1 for other in others), (
+            f"beside a long prompt the others get {[counts[o] for o in others]}, expected 1 each")
         chunks.append(counts[prompt])
     return chunks
 

@@ -112,7 +112,9 @@ def test_Bridge_read_mail__a_burst(subject):
 
 def test_Bridge_read_mail__a_busy_engine_does_not_wait(subject):
     hand = by_hand(subject, busy=True)
-    assert read_mail(hand, "no letter for a busy engine") is True and hand.mail.slept == 0
+    goes_on = read_mail(hand, "no letter for a busy engine")
+    assert goes_on is True, tell("not_true", f"read_mail returned {goes_on!r} for a busy engine")
+    assert hand.mail.slept == 0, tell("sleeps_busy", "read_mail, no letter for a busy engine")
 
 
 def test_Bridge_read_mail__an_idle_engine_sleeps(subject):
@@ -126,7 +128,8 @@ def test_Bridge_read_mail__an_idle_engine_sleeps(subject):
     assert hand.done == ["question", "request"], tell(
         name, f"read_mail, an empty mailbox and an idle engine: it read {told(hand.done)}; "
               f"expected question and request: then the engine has work, so return True")
-    assert hand.mail.slept == 2
+    assert hand.mail.slept == 2, tell(
+        "polls", f"read_mail slept {hand.mail.slept} times until two letters came, expected 2")
 
 
 def test_Bridge_read_mail__the_last_client_leaves(subject):
@@ -229,7 +232,8 @@ def test_to_params(subject):
     for fields, chat, differs, mistakes in ACCEPTED:
         what, outcome = params_of(subject, fields, chat)
         name = ("null_present" if None in fields.values() else
-                "chat_logprobs" if chat and fields.get("logprobs") else "")
+                "chat_logprobs" if chat and fields.get("logprobs") else
+                "not_tuples" if outcome.get("text", "").startswith("stop") else "")
         assert "status" not in outcome, tell(name, f"{what} was rejected: {outcome.get('text')}")
         got = outcome["value"]
         want = DEFAULTS | differs
@@ -392,7 +396,11 @@ def test_Call_add__the_end(subject):
     steps.add(1, "", 0, "length")
     assert steps.call.error is None, tell(
         "length_fails", f"Call.add, an end by length: the call has failed, {steps.call.error}")
-    assert steps.call.open == 0 and steps.unread()[1] == ("", 0, "length")
+    assert steps.call.open == 0, tell(
+        "some_reasons", f"Call.add, an end by length: open is {steps.call.open}, expected 0")
+    got = steps.unread().get(1)
+    assert got == ("", 0, "length"), tell(
+        "reason_lost", f"Call.add, an end by length, without a text: its piece is {got}")
     silent = steps_into(subject, 1)
     silent.add(0, "", 1, "stop")                # the token that ends it is not shown
     assert silent.call.woken.is_set(), tell(
@@ -415,6 +423,11 @@ def test_Call_add__a_failure(subject):
         "failure_no_end", f"Call.add, one of two answers ended by an error: {steps.call.open} "
                           f"are open, expected 1")
     assert steps.call.woken.is_set(), "Call.add, reason error: the reader was not woken"
+    late = steps_into(subject, 1)
+    late.call.fail(504, "no answer in 600 s")
+    late.add(0, "", 0, "error")
+    assert late.call.error[0] == 504, tell(
+        "overwrites", f"Call.add, reason error after a time limit: error is {late.call.error}")
 
 
 def test_Call_add__an_abort(subject):
@@ -490,7 +503,9 @@ def ask(subject, count, taken, finished=0, ends=(), seats=2, queue=3):
     with named("no_ends", "self.ends may be empty: then assume 1 s an answer.",
                lambda error: not ends and error.type in ("IndexError", "ZeroDivisionError")), named(
             "asks_scheduler", "The scheduler knows no letters: self.taken - self.engine.finished.",
-            lambda error: "SimpleNamespace' object has no attribute" in error.text):
+            lambda error: "SimpleNamespace' object has no attribute" in error.text), named(
+            "headers_of_a_set", 'headers is a dict: {"Retry-After": str(wait)}.',
+            lambda error: "dictionary update sequence" in error.text):
         outcome = attempt(subject, hand.bridge.make_room, count)
     assert hand.bridge.taken == taken, tell(
         "counts_itself", f"{what}: then self.taken is {hand.bridge.taken}")
@@ -511,6 +526,8 @@ def test_Bridge_make_room(subject):
         assert "value" in outcome, tell("five_fit" if (count, status) == (5, 400) else name,
                                         f"{what}: {status}, {outcome.get('text')}")
     what, outcome = ask(subject, 4, 5)
+    value = outcome.get("value")
+    assert value is None, tell("nothing_raised", f"{what}: it returned {value!r}")
     assert "status" in outcome, tell("default_limits", f"{what}: it was accepted")
     for count, taken, finished in ((1, 5, 0), (3, 3, 0), (5, 1001, 1000), (1, 105, 100)):
         what, outcome = ask(subject, count, taken, finished)

@@ -73,7 +73,8 @@ def test_poisson_arrivals__the_first(subject):
     assert min(firsts) > 0 and 0.25 < np.mean(firsts) < 0.8, mistake(
         "starts_at_0", f"poisson_arrivals: the first request arrives at {np.mean(firsts):.2f} s on "
                        f"average, expected 0.5: the first gap counts as well")
-    assert len(arrivals(subject, 2.0, 0, 0)) == 0
+    none = len(arrivals(subject, 2.0, 0, 0))
+    assert none == 0, f"poisson_arrivals of 0 requests: {none} arrivals"
 
 
 def test_poisson_arrivals__unseen(subject, rng):

@@ -372,4 +372,5 @@ def test_GatherTokens_backward__layer(subject, rng, agree, n):
         agree(got, right, "float32", f"a layer on {n} ranks: " + (
             "z" if name == "z" else f"the gradient of {name}"))
     names = sorted(c.name for c in run.during("layer").collectives if c.rank == 0)
-    assert names == ["all_gather"] * 2 + ["reduce_scatter"] * 2
+    want = ["all_gather"] * 2 + ["reduce_scatter"] * 2
+    assert names == want, f"a layer and its gradients: collectives {names}, expected {want}"

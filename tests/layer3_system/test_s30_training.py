@@ -297,7 +297,8 @@ def test_unscale_and_clip(subject, agree, rng, scale, length):
 def test_unscale_and_clip__zeros(subject):
     with raises("zero_norm", ZeroDivisionError, "A gradient may be all zeros."):
         gradient = torch.zeros(3)
-        assert subject.unscale_and_clip([gradient], 8.0, 1.0) == (0.0, True)
+        got = subject.unscale_and_clip([gradient], 8.0, 1.0)
+        assert got == (0.0, True), f"unscale_and_clip of zeros: {got}, expected (0.0, True)"
     assert gradient.tolist() == [0, 0, 0], mistake(
         "zero_norm", f"gradients of zeros: got {gradient.tolist()}, expected zeros")
 

@@ -3,6 +3,7 @@
 import inspect
 import json
 
+import numpy as np
 import pytest
 
 from lab import course, stub
@@ -271,6 +272,24 @@ def test_mine_is_what_last_passed_and_nothing_else(desk):
     assert desk.passed(ADD)                     # another exercise of the file does not matter
     answer(desk, OTHER)
     assert desk.mine(ADD) is None and not desk.passed(ADD)
+
+
+def test_a_kernel_is_mine_while_another_of_its_file_does_not_compile(tmp_path):
+    lesson = course.find("k01_vector_add")
+    desk = Desk(tmp_path)
+    desk.prepare()
+    desk.start(lesson)
+    text = lesson.sources["cuda"]
+    desk.path(lesson, ".cu").write_text(text)
+    candidate = desk.candidate(lesson)
+    desk.record(lesson, candidate, check.grade(lesson, candidate, ["add_vector_cuda"]))
+    own = stub.extract(text, "add_cuda", "cuda")
+    desk.path(lesson, ".cu").write_text(text.replace(own, own.replace("int i =", "int =")))
+    x, out = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
+    mine = desk.mine(lesson.exercise("add_vector_cuda"))
+    mine((1,), (32,), (x, x, out, 8))
+    assert out.tolist() == (2 * x).tolist()
+    assert desk.mine(lesson.exercise("add_cuda")) is None
 
 
 def test_who_uses_a_class_needs_its_methods():

@@ -185,6 +185,17 @@ def test_lines_stay_where_what_was_left_out_stood():
     assert made.origins["python"][line - 1] == 7
 
 
+def test_a_line_of_two_files_says_whose_it_is():
+    answer, book = "\n" + MERGE, "k07_softmax.ipynb"
+    made, _ = of(("a.py", answer), (book, ["x = 1", RATIO]))
+    assert made.labels["python"] == f"a.py, {book}"
+    text, places = made.sources["python"], made.origins["python"]
+    assert places[stub.find_line(text, "merge", "python") - 1] == (
+        f"line {stub.find_line(answer, 'merge', 'python')} of a.py")
+    assert places[stub.find_line(text, "predict_bytes_ratio", "python") - 1] == (
+        f"code cell 2 of {book}, line 1")
+
+
 # ---- classes
 
 
@@ -410,7 +421,8 @@ def test_a_desks_file_counts_and_its_notebook_gives_what_is_still_a_stub():
     noted(notes, "merge", "has another version")
     assert made.labels["python"] == f"{PY}, layer1_kernels/k07_softmax.ipynb"
     place = stub.find_line(made.sources["python"], "predict_bytes_ratio", "python")
-    assert made.origins["python"][place - 1] == "code cell 2, line 1"
+    assert made.origins["python"][place - 1] == (
+        "code cell 2 of layer1_kernels/k07_softmax.ipynb, line 1")
 
 
 def test_the_result_is_graded():

@@ -86,8 +86,9 @@ def test_a_long_text_of_an_exception_names_an_object_without_its_fields():
     ("os._exit(3)", "the process ended without an answer: it ended itself with exit status 3"),
     ("os.kill(os.getpid(), 9)", "the process ended without an answer: SIGKILL ended it")])
 def test_a_process_that_ends_is_told_at_its_line(line, says):
-    first, last = message("page_hash", f"    import ctypes, os\n    {line}\n").splitlines()
-    assert first.startswith(f"page_hash: {says}") and last.endswith(f": {line}")
+    told = message("page_hash", f"    import ctypes, os\n    {line}\n").splitlines()
+    assert told[0].startswith(f"page_hash: {says}") and told[-1].endswith(f": {line}")
+    assert told[1].startswith("  in page_hash(")
 
 
 @pytest.mark.parametrize("before", [
