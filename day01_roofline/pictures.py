@@ -22,8 +22,9 @@ def runs(title, lists):
         axes.semilogy(np.arange(1, len(micro) + 1), micro, "o", color=colour, ms=4)
         median = np.median(micro)
         axes.axhline(median, color=colour, lw=1, ls="--")
-        axes.annotate(f"{label}\nmedian {median:.3g} µs", (longest, median), xytext=(10, 0),
-                      va="center", textcoords="offset points", color=colour, annotation_clip=False)
+        axes.annotate(f"{label}\nmedian {float(f'{median:.3g}'):,g} µs", (longest, median),
+                      xytext=(10, 0), va="center", textcoords="offset points", color=colour,
+                      annotation_clip=False)
     axes.set(xlabel="run", ylabel="µs", title=title, xlim=(0, longest + 0.5))
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter("{x:g}")

@@ -155,8 +155,8 @@ class Child:
         return (raised[1], []) if raised else ("", [])
 
     def work(self):
-        """(seconds of CPU that its session has used, whether some thread of it could run now).
-        Where the system does not say, the time is the clock's."""
+        """(seconds of CPU that its session has used, whether some thread of it could run now or
+        waits for a disk). Where the system does not say, the time is the clock's."""
         if not Path("/proc/self/stat").exists():
             return time.monotonic(), False
         seconds, runs = 0.0, False
@@ -167,7 +167,7 @@ class Child:
                     # user and system time, its own and that of the children it waited for
                     ticks = sum(map(int, stat[11:15]))
                     seconds += ticks / os.sysconf("SC_CLK_TCK")
-                    runs = runs or any(fields(task / "stat")[0] == "R"
+                    runs = runs or any(fields(task / "stat")[0] in ("R", "D")
                                        for task in (process / "task").iterdir())
         return seconds, runs
 

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from graphlib import TopologicalSorter
 from itertools import pairwise
 
@@ -81,6 +82,42 @@ def room(rooms, names):
 # Modules of a room `testing` that graders alone use: graphs and models to judge with, no answers.
 MADE_BY_GRADERS = {f"layer2_graph.testing.{name}" for name in ("graphs", "layer_traffic",
                                                                 "programs")}
+
+
+@cache
+def bound(path):
+    """The names that a module's text binds, wherever in it."""
+    names = {"__doc__"}
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names
+
+
+@pytest.mark.parametrize("folder", sorted(p for p in (ROOT / "tests").iterdir() if p.is_dir()),
+                         ids=lambda path: path.name)
+def test_what_tests_import_is_there(folder):
+    """Also in files that only the full proof runs."""
+    absent = []
+    for path in sorted(folder.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if not isinstance(node, ast.ImportFrom) or node.level or not node.module:
+                continue
+            place = ROOT.joinpath(*node.module.split("."))
+            if node.module.partition(".")[0] not in (*FLOORS, "tests"):
+                continue
+            file = next((f for f in (place / "__init__.py", place.with_suffix(".py"))
+                         if f.exists()), None)
+            names = bound(file) if file else set()
+            absent += [f"{path.name}: {node.module}.{alias.name}" for alias in node.names
+                       if alias.name not in names and "__getattr__" not in names
+                       and not (place / alias.name).is_dir()
+                       and not (place / f"{alias.name}.py").exists()]
+    assert not absent, absent
 
 
 def test_what_graders_compare_with_is_no_room_of_a_floor():

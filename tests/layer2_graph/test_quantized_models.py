@@ -124,7 +124,7 @@ def test_a_zero_point_uses_every_code(rng):
 @pytest.mark.parametrize("w, group, says", [
     (torch.ones(2, 30), 16, "rows of 30 numbers, expected a multiple of the group, 16"),
     (torch.tensor([[1.0, torch.nan]]), 2, "not finite"),
-    (torch.full((1, 2), 1e7), 2, "expected up to 65504")])
+    (torch.full((1, 2), 1e7), 2, "expected up to fp16's 65504")])
 def test_bad_input_is_one_sentence(w, group, says):
     with pytest.raises(ValueError, match=says):
         absmax_scales(w, LEVELS["int4"], group)

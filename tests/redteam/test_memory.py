@@ -6,7 +6,7 @@ Not in a table: the true limit is more than a test may take, so these tests have
 import pytest
 
 from lab import course
-from lab.grading import box, unit
+from lab.grading import box, worker
 from lab.judge.candidate import Candidate
 from lab.judge.plugin import NotProvenHere
 
@@ -45,7 +45,7 @@ def graded(request, monkeypatch, tmp_path):
         text = START.format(**{"before": "pass", "session": "pass", "each": "pass",
                                "then": RIGHT, "seconds": 100} | parts)
         candidate = Candidate(LESSON.stubs | {"python": text}, {"python": "r01_roofline.py"})
-        rows = unit.grade(LESSON, candidate, request.param, tmp_path, 7)
+        rows = worker.grade(LESSON, candidate, request.param, tmp_path, 7)
         return {row.exercise: row for row in rows}
 
     return grade

@@ -14,6 +14,7 @@ from lab.judge import time_limit
 from lab.judge.isolate import running
 from lab.judge.subject import Raised, Stopped, Subject
 from lab.judge.time_limit import LAST_RESORT, SLICE, TimeLimit
+from lab.remote import warm
 from lab.remote.warm import Child
 
 PROBE = '''
@@ -234,6 +235,15 @@ def test_the_work_of_a_process_is_its_own(probe):
     assert probe.works(0.3) == 0.3
     after, _ = probe._child.work()
     assert 0.2 <= after - before <= 2
+
+
+@pytest.mark.parametrize("state, runs", [("R", True), ("D", True), ("S", False)])
+def test_one_that_waits_for_a_disk_is_not_idle(probe, monkeypatch, state, runs):
+    """proc_pid_stat(5): D waits for a disk, which others may keep busy."""
+    assert probe.double(1) == 2
+    true = warm.fields
+    monkeypatch.setattr(warm, "fields", lambda stat: [state, *true(stat)[1:]])
+    assert probe._child.work()[1] is runs
 
 
 def test_the_references_seconds_are_its_own(probe):
