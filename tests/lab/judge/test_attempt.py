@@ -60,6 +60,20 @@ def test_an_answer_cannot_import_what_it_is_compared_with():
     assert row.verdict == "fail" and "No module named 'tests'" in row.message
 
 
+@pytest.fixture
+def own_tests():
+    """The modules of this folder's tests afterwards, whatever was imported under their names."""
+    def there():
+        return {name: sys.modules[name] for name in [*sys.modules] if name.startswith("tests")}
+
+    before = there()
+    yield
+    for name in there():
+        del sys.modules[name]
+    sys.modules.update(before)
+
+
+@pytest.mark.usefixtures("own_tests")
 def test_a_folder_may_have_brackets_in_its_name(tmp_path, monkeypatch):
     """Which pytest takes for the arguments of a test."""
     lesson = course.find("r01_roofline")
