@@ -21,7 +21,7 @@ __all__ = ["FusedLlama"]
 
 
 def predict_launches() -> int:
-    """How many launches one layer makes after all in it that can be fused has been fused.
+    """How many launches the merged layer makes when everything that can be fused is fused.
 
     Three kernels can be used: an add with the norm after it, the rotation of q and k with the write
     into the pages, and a matrix product with the SwiGLU after it.

@@ -80,6 +80,12 @@ def test_a_long_text_of_an_exception_names_an_object_without_its_fields():
     assert "KeyError: 'short'" in message("page_hash", "    raise KeyError('short')\n")
 
 
+def test_a_stub_left_below_an_answer_is_no_other_exercise():
+    left = '    raise NotImplementedError("page_hash: about 2 lines")\n'
+    told = message("page_hash", "    x = 1\n" + left)
+    assert told.startswith("page_hash: its line `raise NotImplementedError` still stands")
+
+
 @pytest.mark.parametrize("line, says", [
     ("ctypes.string_at(0)", "the process crashed: Segmentation fault"),
     ("os.write(2, b'MemoryError: full'); os._exit(1)", "the process crashed: MemoryError: full"),
