@@ -32,7 +32,7 @@ SLOTS = 16              # of a page: vLLM's, and the fewest that fill a tile of 
 
 
 class Batch(NamedTuple):
-    """The new tokens of a step, which end their sequences, and where each of them belongs."""
+    """The new tokens of a step, the last ones of their sequences, and where keys and values go."""
 
     tokens: Tensor          # (T,) int64
     positions: Tensor       # (T,) int64: of each token in its own sequence, from 0

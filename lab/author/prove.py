@@ -30,7 +30,7 @@ from lab.measure.records import contents
 
 # Seconds after which a landing proof begins no more of what it has drawn. Its budget is 6 minutes
 # on two idle cores, set-up included.
-LANDING = 210
+LANDING = 260
 SLOWEST = 10            # times what a unit is expected to take, and PATIENCE seconds: then it ends
 PATIENCE = 600
 MARGIN = 60             # seconds before the deadline in which a longer unit may begin

@@ -12,6 +12,7 @@ import signal
 import sys
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
 
 from lab.course import ROOT, VERSION
 from lab.remote import compiler, wire
@@ -221,9 +222,13 @@ class SubjectServer:
                 "callers": [f.lineno for f in frames[:-1] if f.filename == path]}
 
     def public(self, thing):
-        """The names of an object of the course; [] for any other, and where it does not tell."""
+        """The names of an object of the course or of a grader's table; [] for any other, and where
+        it does not tell."""
         with contextlib.suppress(Exception):            # a learner's class may answer anything
-            floor = type(thing).__module__.split(".")[0]
+            if type(thing) is SimpleNamespace:
+                return [*vars(thing)]
+            kind = thing if isinstance(thing, type) else type(thing)
+            floor = kind.__module__.split(".")[0]
             if floor == self.request["floor"] or (ROOT / floor / "__init__.py").exists():
                 return [name for name in dir(thing) if not name.startswith("_")]
         return []

@@ -1,10 +1,13 @@
 """What g10's drivers give: scores, masks, and which tokens a query sees."""
 
+import json
+
 import pytest
 import torch
 
 from layer2_graph import ChosenPages, Tokenizer, load, perplexity, pictures, pruning
 from layer2_graph import sparse_context as context
+from layer2_graph.bench.sparsity import RECORD
 from layer2_graph.models import SMALL
 from layer2_graph.small.corpus import BEGIN, stories
 
@@ -127,3 +130,14 @@ def test_pictures_of_sparsity():
     assert colours[0] == colours[2] != colours[1]
     figure = pictures.contexts(2.0, {"a": [(0.1, 3.0), (0.5, 2.1)]}, "share")
     assert list(figure.axes[0].lines[0].get_xdata()) == [10, 50]
+
+
+def test_the_record_says_what_g10_says_of_it():
+    rows = json.loads(RECORD.read_text("utf-8"))["contexts"]["rows"]
+    bound, mean, newest = (rows[name] for name in ("by bound", "by mean key", "first and newest"))
+    assert all(mean[budget]["mass"] > bound[budget]["mass"] for budget in bound)
+    assert [budget for budget in bound if mean[budget]["perplexity"] < bound[budget]["perplexity"]
+            ] == ["4"]
+    known = [rows[name] for name in rows if name not in ("all", "best possible")]
+    assert all(newest[budget]["perplexity"] <= row[budget]["perplexity"]
+               for row in known for budget in ("4", "8", "16"))

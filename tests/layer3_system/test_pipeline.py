@@ -149,7 +149,8 @@ def test_pytorchs_schedules_make_the_same_step_and_send_shapes(ranks):
         ours, library = run.during(name), run.during(f"{name} of PyTorch")
         assert len(library.messages) - len(ours.messages) == 3 * 2 * 3     # 3 boundaries, 2 ways
         extra = library.matrix() - ours.matrix()
-        assert ((extra > 0) == (ours.matrix() > 0)).all() and extra.max() < 300
+        assert ((extra > 0) == (ours.matrix() > 0)).all()
+        assert {*extra.ravel().tolist()} <= {0, 173, 174}                  # as s23 says
     with pytest.raises(Raised, match="must be greater than or equal to the number of stages"):
         ranks(f"{LLAMA}:train_library", [("1F1B", [5, 5])] * 4)
 

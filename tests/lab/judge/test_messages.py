@@ -163,6 +163,16 @@ def test_a_name_that_an_object_lacks_is_answered_by_those_it_has():
     assert "; it has " in text and " head," in text and "__" not in text
 
 
+def test_a_name_that_a_graders_table_lacks_is_answered_by_those_it_has():
+    text = message("attend_contiguous", "    return ops.attention(q, keys, values)\n")
+    assert "has no attribute 'attention'; it has flash_attention" in text
+
+
+def test_a_name_that_a_class_of_the_course_lacks_is_answered_by_those_it_has():
+    text = message("last_scores", "    return type(model).haed\n")
+    assert "no attribute 'haed'; it has " in text and " head" in text and "__" not in text
+
+
 def test_an_object_that_does_not_tell_its_names_is_no_fault_of_the_courses():
     text = message("last_scores", "    class Shy:\n        def __dir__(self):\n"
                                   "            raise ValueError\n    return Shy().haed\n")
