@@ -126,7 +126,11 @@ class Lesson:
             raise CourseError(f"{self.markdown.relative_to(ROOT)}: no front matter between "
                               f"--- lines")
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)      # libyaml's, where it was built
-        front = (yaml.load(parts[1], loader) or {}).get("lesson")
+        try:
+            front = (yaml.load(parts[1], loader) or {}).get("lesson")
+        except yaml.YAMLError as error:
+            raise CourseError(f"{self.markdown.relative_to(ROOT)}: its front matter is no YAML: "
+                              f"{' '.join(str(error).split())}") from None
         missing = {"title", "path", "needs", "points", "hints"} - set(front or {})
         if missing:
             raise CourseError(f"{self.markdown.relative_to(ROOT)}: the front matter lacks "

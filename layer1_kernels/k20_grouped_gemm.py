@@ -4,7 +4,7 @@ T: tokens   E: experts   k: experts that a token chooses   R = T·k slots, slot 
 N K: the weight of an expert is (N, K), numbers out, numbers in; w: (E, N, K)   n_e: slots of e
 BM BN BK: tile of y of a program, and how many numbers of a row are fetched for it at a time
 2·R·N·K FLOPs, and a tile of BM rows costs as much if it has fewer: sum over e of ⌈n_e/BM⌉ · BM rows
-are multiplied. An expert with slots is read ⌈n_e/BM⌉ times from L2, one without is never read.
+are multiplied. An expert with slots is read ⌈n_e/BM⌉ times from L2, in one without no tile begins.
 """
 
 import numpy as np

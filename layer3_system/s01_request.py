@@ -35,7 +35,7 @@ BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 @dataclass(eq=False)
 class Request:
-    """One answer in the making. It equals only itself.
+    """One answer while it is being generated. No two requests are equal.
 
     Each step computes some of its tokens: num_computed chases num_tokens, and when it catches up, a
     token is sampled. Prefill and decode are nothing more than that.

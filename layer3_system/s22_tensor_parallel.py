@@ -4,7 +4,7 @@ n: ranks   r: this rank   T: tokens of a step   C: model width   L: layers   V: 
 H G F: query heads, key and value heads, mlp width of the whole model; in shape comments of a
 method of TensorParallelLlama, those of this rank
 Each rank reads 1/n of the matrices a step. What it sends depends on T·C and L, and not on how large
-they are.
+the matrices are.
 """
 
 from collections.abc import Callable

@@ -15,10 +15,10 @@ LIMITS = {      # count: (times the course's own that still pass as another styl
                           "shared memory is accessed more often, or lanes meet in one bank"),
     "warp instructions": (4, "extra_loop", "there is a loop or a branch too many"),
     "barriers": (4, "barrier_in_loop", "a barrier stands within a loop that needs none"),
-    "lanes of a warp for one at work": (2, "idle_lanes",
-                                        "most threads of a warp have nothing to do"),
-    "times a warp's share for the busiest": (3, "one_does_all",
-                                             "one warp or one block does the work of all"),
+    "lanes in a warp for each that works": (
+        2, "idle_lanes", "most threads of a warp have nothing to do"),
+    "times the average warp's work, done by the busiest": (
+        3, "one_does_all", "one warp or one block does the work of all"),
 }
 
 
@@ -44,8 +44,8 @@ def counts(launch):
     steps = max(row["warp instructions"], 1)
     lanes = sum(one["lane_steps"] for one in launch.launches)
     even = sum(one["steps"] * one["evenness"] for one in launch.launches)
-    row["lanes of a warp for one at work"] = 32 * steps / max(lanes, 1)
-    row["times a warp's share for the busiest"] = steps / max(even, 1e-9)
+    row["lanes in a warp for each that works"] = 32 * steps / max(lanes, 1)
+    row["times the average warp's work, done by the busiest"] = steps / max(even, 1e-9)
     return row
 
 
@@ -66,4 +66,4 @@ def same_work(name, launch, reference, but=(), limits=None):
                    f"{meaning}", meaning)
     if want["shared wavefronts"] and "shared wavefronts" not in but:
         assert got["shared wavefronts"], mistake(
-            "no_shared_memory", f"{name} does not use shared memory, which is its point")
+            "no_shared_memory", f"{name} does not use shared memory, which this exercise is about")

@@ -258,9 +258,13 @@ def out_of_bounds(wave, inst, offset, size, verb, segment):
     offsets = wave.per_lane(offset)
     bad = (offsets < 0) | (offsets > segment.length - size)
     i = int(np.flatnonzero(bad)[0])
+    begin = int(offsets[i])
+    place = segment.name_of(begin)
+    if 0 <= begin < segment.length:             # the first of several elements is there
+        place = f"from {place} on"
     return wave.launch.error(
-        inst, "out_of_bounds", f"out-of-bounds {verb} of {size} bytes: "
-        f"{segment.name_of(int(offsets[i]))}", wave, int(wave.lanes.index[i]), also=int(bad.sum()))
+        inst, "out_of_bounds", f"out-of-bounds {verb} of {size} bytes: {place}", wave,
+        int(wave.lanes.index[i]), also=int(bad.sum()))
 
 
 def invalid_address(wave, inst, address, size, verb):

@@ -11,10 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from unittest import mock
 
 import torch
 from torch import Tensor
 
+from lab import simulator
 from layer1_kernels import kernels
 from layer2_graph.compilations import Graphs, compilations
 from layer2_graph.compilers.texts import entry_calls, nodes, without_places
@@ -37,7 +39,7 @@ class CompilerRow:
     name: str
     missing: str = ""
     operations: list[str] = field(default_factory=list)     # names of what is launched, in order
-    seconds: float = 0.0                # of CPU, until the first result is there
+    seconds: float = 0.0                # of CPU, to the first result, or to what is not run here
     error: float = 0.0                  # the largest difference from PyTorch's result
     compilations: list[int] = field(default_factory=list)   # after T and each of LATER
 
@@ -110,6 +112,30 @@ def inductor(layer: Layer) -> CompilerRow:
     return CompilerRow("torch.compile, inductor", "",
                        [launch.name for launch in launches_in(code[-1])], spent,
                        layer.error(result), shapes)
+
+
+def inductor_in_triton(layer: Layer) -> CompilerRow:
+    """What inductor writes in Triton. It is not run: for a CPU, Triton has no compiler."""
+    from torch._inductor.exc import InductorError
+    from torch._inductor.graph import GraphLowering
+
+    torch.compiler.reset()
+    simulator.activate_triton()                         # inductor asks for a device, then writes
+    codes: list[str] = []
+    begin = seconds()
+    try:
+        with (torch._inductor.config.patch(cpu_backend="triton"),
+              mock.patch.object(GraphLowering, "save_output_code", codes.append)):
+            torch.compile(layer.block, fullgraph=True)(*layer.inputs(T))
+    except InductorError as error:
+        if "compatible backends for target (cpu)" not in str(error):
+            raise
+    finally:
+        simulator.deactivate_triton()
+    spent = seconds() - begin
+    layer.texts["inductor_triton.py.txt"] = without_places(codes[-1])
+    return CompilerRow("torch.compile, in Triton", "",
+                       [launch.name for launch in launches_in(codes[-1])], spent)
 
 
 def onnx_file(layer: Layer, folder: str) -> Path:
@@ -212,7 +238,7 @@ def optional(name: str, measure: Callable, *packages: str) -> Callable[[Layer], 
 
 ONNX = ("onnx", "onnxscript")
 COMPILERS: tuple[Callable[[Layer], CompilerRow], ...] = (
-    eager, inductor, optional("ONNX, exported", exported, *ONNX),
+    eager, inductor, inductor_in_triton, optional("ONNX, exported", exported, *ONNX),
     optional("ONNX Runtime", onnx_runtime, *ONNX, "onnxruntime"),
     optional("OpenVINO", openvino, *ONNX, "openvino"),
     optional("JAX, XLA", xla, "jax"),       # after OpenVINO, which forks: JAX has threads

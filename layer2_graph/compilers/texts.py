@@ -25,9 +25,10 @@ def entry_calls(text: str) -> list[str]:
 
 
 def without_places(text: str) -> str:
-    """An XLA module's text without the files and lines that it came from."""
+    """A module's text, of XLA or inductor, without the files and lines that it came from."""
     text = re.sub(r"^(FileNames|FunctionNames|FileLocations|StackFrames)\n(\d.*\n)*\n*", "", text,
                   flags=re.M)
+    text = re.sub(r"^# kernel path: .*\n", "", text, flags=re.M)
     return re.sub(r" ?stack_frame_id=\d+", "", text)
 
 
@@ -46,8 +47,9 @@ def inductor_kernels(text: str) -> dict[str, str]:
 # OpenVINO's Subgraph holds what its list then lacks: the products and the softmax of attention.
 MATRIX = {"mm", "bmm", "addmm", "matmul", "fusedmatmul", "gemm", "dot", "fullyconnected",
           "attention", "subgraph"}
-MOVES = {"cpp", "fused", "fusion", "reshape", "transpose", "clone", "copy", "cat", "concat",
-         "concatenate", "concatenation", "split", "slice", "expand", "unsqueeze", "view", "convert"}
+MOVES = {"cpp", "triton", "poi", "fused", "fusion", "reshape", "transpose", "clone", "copy", "cat",
+         "concat", "concatenate", "concatenation", "split", "slice", "expand", "unsqueeze", "view",
+         "convert"}
 
 
 def kind(operation: str) -> str:

@@ -3,6 +3,7 @@
 s10_speculative  how often guesses hold, and what they gain
 s12_disaggregation  prompts and answers apart: kills, parts, goodput
 s11_kv_offload  what a memory below saves in conversations
+mask_cost      what a pattern costs the steps of eight answers
 s20_collectives  ring, tree and single messages: time against bytes
 load           `lab load`: requests at a rate
 serving_speed  the engine beside Hugging Face's

@@ -5,7 +5,7 @@
 model: the goodput frontier of two machines on paper
 one: a soak of both sides in one process, on MockLlama, whose pages name their own tokens
 two: the same with real processes, the small Llama and kill -9
-measured: goodput of two real processes, together and split
+measured: goodput of two real engines in one process, together and split; the wire is free
 """
 
 import json

@@ -113,25 +113,32 @@ def adjusted_row(z: Tensor, draw: Draw, newest: Tensor | None,
                  bits: Tensor | None) -> Tensor:                    # (V,) -> (V,)
     """Penalties for what the request has written, the guesses before this one included; then -inf
     for what its grammar refuses.    bits: (W,), the tokens that it allows, or None for all"""
-    request = draw.request
     params = draw.request.params
-    written = torch.tensor(request.output + request.draft[:draw.place], dtype=torch.long,
-                           device=z.device)
-    if newest is not None:                          # -1 ends the request before this draw counts
-        written = torch.cat((written, newest.clamp(min=0).view(1)))
-    counts = torch.zeros_like(z).index_add_(0, written, torch.ones_like(written, dtype=z.dtype))
     if params.logit_bias:
         tokens, values = zip(*params.logit_bias, strict=True)
         z = z.index_add(0, torch.tensor(tokens, device=z.device),
                         torch.tensor(values, dtype=z.dtype, device=z.device))
-    if params.repetition_penalty != 1:
-        present = counts > 0
-        present[torch.tensor(request.prompt, device=z.device)] = True
-        penalty = params.repetition_penalty
-        z = torch.where(present, torch.where(z > 0, z / penalty, z * penalty), z)
-    z = z - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
+    if params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1:
+        z = penalised(z, draw, newest)
     if bits is not None:                            # min_p asks for the likeliest of what is left
         z = masked(z, bits)
     if params.min_p and params.temperature:         # p >= min_p · p of the likeliest, as logits
         z = z.masked_fill(z < z.max() + params.temperature * math.log(params.min_p), -torch.inf)
     return z
+
+
+def penalised(z: Tensor, draw: Draw, newest: Tensor | None) -> Tensor:      # (V,) -> (V,)
+    """Scores after the penalties for tokens that are there already."""
+    request = draw.request
+    params = request.params
+    written = torch.tensor(request.output + request.draft[:draw.place], dtype=torch.long,
+                           device=z.device)
+    if newest is not None:                          # -1 ends the request before this draw counts
+        written = torch.cat((written, newest.clamp(min=0).view(1)))
+    counts = torch.zeros_like(z).index_add_(0, written, torch.ones_like(written, dtype=z.dtype))
+    if params.repetition_penalty != 1:
+        present = counts > 0
+        present[torch.tensor(request.prompt, device=z.device)] = True
+        penalty = params.repetition_penalty
+        z = torch.where(present, torch.where(z > 0, z / penalty, z * penalty), z)
+    return z - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)

@@ -77,3 +77,17 @@ def test_a_planned_lesson_with_files_says_what_to_do(manifest, tmp_path):
     with pytest.raises(CourseError, match="k02_b has files, and is `planned` in lab/course.toml: "
                                           "move its id to `lessons` there"):
         course.find("k02_b")
+
+
+@pytest.mark.parametrize("text, says", [
+    ("no lines\n", "no front matter between --- lines"),
+    ("---\nlesson:\n  title: T\n---\n", "lacks lesson: hints, needs, path, points"),
+    ("---\nlesson:\n  hints:\n    - a pair: q, k\n      and v\n---\n", "is no YAML: while")])
+def test_front_matter_that_cannot_be_read_is_one_sentence(text, says, tmp_path, monkeypatch):
+    monkeypatch.setattr(course, "ROOT", tmp_path)
+    one = Lesson("k99_new", "layer1_kernels")
+    one.markdown.parent.mkdir()
+    one.markdown.write_text(text, "utf-8")
+    with pytest.raises(CourseError, match=f"k99_new.md: .*{says}") as error:
+        _ = one.front
+    assert "\n" not in str(error.value)

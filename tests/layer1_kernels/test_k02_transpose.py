@@ -97,7 +97,7 @@ def mistakes(name, x):
                      np.where((m < TILE) & (n < TILE), x.T, 7)),
         "rows_of_M": ("treats the rows of x as M numbers long; they have N",
                       x.ravel()[np.minimum(m * M + n, M * N - 1)] if x.size else x.T),
-        "one_column": ("writes one column of the tile only with each warp; it has four",
+        "one_column": ("lets each warp write only one column of the tile; it has four",
                        np.where(c < 8, x.T, 7)),
         "not_stored": ("writes nothing", np.full((N, M), 7)),
         "last_rows": ("leaves out the last rows of x: check the bound",

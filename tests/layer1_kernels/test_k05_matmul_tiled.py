@@ -349,7 +349,8 @@ def right_triton(agree, a, w, c, tile, precision, what=""):
         mistakes = likely(name, a, w, BK)
         mistakes["not_advanced"] = "each step has the same addresses: advance them", again(a, w, BK)
         if BN == BK:
-            mistakes["untransposed"] = "tl.dot needs (BK, BN): w_tile.T", untransposed(a, w, BK)
+            mistakes["untransposed"] = ("w_tile is multiplied without .T; tl.dot needs (BK, BN)",
+                                        untransposed(a, w, BK))
         if dtype == "float32":
             mistakes["tf32"] = ("tl.dot rounds fp32 inputs to TF32; input_precision=\"ieee\" "
                                 "forbids it", product(tf32(a), tf32(w)))

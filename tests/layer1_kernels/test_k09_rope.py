@@ -80,7 +80,7 @@ def mistakes_of(name, both, until, cos, sin, positions, way=1):
         "first_added": ("adds b · s in the first half; subtract it", halves(a * c + b * s, old)),
         "second_subtracted": ("subtracts a · s in the second half; add it",
                               halves(new, b * c - a * s)),
-        "second_mixed": ("makes a · c + b · s of the second half; it is b · c + a · s",
+        "second_mixed": ("computes the second half as a · c + b · s; it is b · c + a · s",
                          halves(new, a * c + b * s)),
         "halves_taken_swapped": ("takes the first half for b and the second for a",
                                  halves(b * c - a * s, a * c + b * s)),

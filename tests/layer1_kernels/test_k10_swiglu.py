@@ -334,7 +334,8 @@ def test_saved_share(subject, agree, C, peak, bandwidth):
               "half_of_flops": ("half of the FLOPs are missing: two dot products of 2 · C FLOPs "
                                 "each (or a number has 4 bytes; here it has 2)", 2 * want),
               "inverted": ("matmul / saved is returned; the share is saved / matmul", 1 / want),
-              "of_both": ("both times divide; only the matmul's does", want / (1 + want))})
+              "of_both": ("both times together divide it, not the matmul's alone",
+                          want / (1 + want))})
 
 
 def test_saved_share__unseen(unseen, rng):

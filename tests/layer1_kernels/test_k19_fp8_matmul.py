@@ -222,10 +222,12 @@ def test_DelayedScale_update__zeros(subject):
 
 
 def operands(rng, M, N, K, group):
-    """Codes -3 to 3, and scales that are powers of two, 1/8 to 8: every sum is exact in fp32."""
+    """Codes -3 to 3, and scales that are powers of two, 1/8 to 8, each at most once in a row: every
+    sum is exact in fp32."""
     groups = -(-K // group)
     a, w = (rng.integers(-3, 4, (rows, K)).astype(np.float64) for rows in (M, N))
-    a_scales, w_scales = (2.0 ** rng.integers(-3, 4, (rows, groups))
+    exponents = np.arange(-3, 4)
+    a_scales, w_scales = (2.0 ** rng.permuted(np.tile(exponents, (rows, 1)), axis=1)[:, :groups]
                           for rows in (M, -(-N // group)))
     return a, w, a_scales, w_scales
 
@@ -261,10 +263,13 @@ def product_mistakes(a, w, a_scales, w_scales, group, BK):
     for k in range(0, K, BK):
         rescaled = (rescaled + a[:, k:k + BK] @ w[:, k:k + BK].T) \
             * a_scales[:, k // group, None] * own[:, k // group]
+    whole = np.arange(groups) < K // group
     turned = a_scales.ravel()[(np.arange(groups) * M + np.arange(M)[:, None])]
     return {
         "last_block": ("the last group of k, which has fewer numbers, is left out",
                        steps(a_scales, own, K // group * group)),
+        "last_unscaled": ("the last group of k, which has fewer numbers, is added unscaled",
+                          steps(np.where(whole, a_scales, 1), np.where(whole, own, 1))),
         "transposed": ("a's scales are read as (groups, M): those of a row are neighbours", steps(
             turned, own)),
         "not_advanced": ("the scales of the first group serve all groups: they move on with k",

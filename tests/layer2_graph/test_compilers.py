@@ -1,15 +1,18 @@
 """One layer through compilers: what was recorded is read again, and what needs none is run."""
 
+import importlib.util
 import json
 from collections import Counter
 
 import pytest
 import torch
 
+from lab import simulator
+from layer1_kernels.k08_rmsnorm import rmsnorm_torch
 from layer2_graph import PlainBlock, PlainLayers
 from layer2_graph.compilations import Graphs, compilations, find_breaks
 from layer2_graph.compilers.__main__ import table
-from layer2_graph.compilers.rows import CompilerRow, Layer, by_hand, eager, optional
+from layer2_graph.compilers.rows import CompilerRow, Layer, T, by_hand, eager, optional
 from layer2_graph.compilers.texts import (
     RECORDED,
     entry_calls,
@@ -58,9 +61,32 @@ def test_the_recorded_texts_hold_the_recorded_operations():
     names = [launch.name for launch in launches_in(code)]
     assert names == ROWS["torch.compile, inductor"]["operations"]
     assert {name for name in names if name.startswith("cpp")} == set(inductor_kernels(code))
+    code = text("inductor_triton.py.txt")
+    names = [launch.name for launch in launches_in(code)]
+    assert names == ROWS["torch.compile, in Triton"]["operations"]
+    assert {name for name in names if name.startswith("triton")} == set(inductor_kernels(code))
     hlo = text("hlo.txt")
     assert entry_calls(hlo) == ROWS["JAX, XLA"]["operations"]
     assert sum(fusions(hlo).values()) == len(entry_calls(hlo)) == 27
+
+
+def test_the_norm_in_inductors_triton_is_that_of_the_layer(layer, tmp_path):
+    name, body = next(iter(inductor_kernels(text("inductor_triton.py.txt")).items()))
+    file = tmp_path / "written_by_inductor.py"
+    file.write_text("import triton\nimport triton.language as tl\n"
+                    "from torch._inductor.runtime.triton_helpers import libdevice\n\n"
+                    + body[body.index("@triton.jit"):], "utf-8")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    x, w = layer.inputs(T)[0], layer.model.layers[1].attention_norm
+    y = torch.full_like(x, torch.nan)
+    simulator.activate_triton()
+    try:
+        getattr(module, name)[-(-T // 4),](x, w, y, *x.shape, XBLOCK=4)
+    finally:
+        simulator.deactivate_triton()
+    assert torch.allclose(y, rmsnorm_torch(x, w, layer.m.eps), atol=1e-5)
 
 
 def test_the_prose_is_what_was_recorded():
@@ -69,7 +95,8 @@ def test_the_prose_is_what_was_recorded():
     assert len(ROWS["PyTorch, eager"]["operations"]) == 45
     assert len(ROWS["g05, by hand"]["operations"]) == 8
     assert {kinds[name]["matrix"] for name in ("PyTorch, eager", "torch.compile, inductor",
-                                               "ONNX Runtime", "JAX, XLA")} == {9}
+                                               "torch.compile, in Triton", "ONNX Runtime",
+                                               "JAX, XLA")} == {9}
     assert ROWS["torch.compile, inductor"]["operations"].count("addmm") == 2
     openvino = Counter(ROWS["OpenVINO"]["operations"])
     assert openvino["Subgraph"] == 1 and not openvino["MatMul"] and not openvino["Softmax"]

@@ -141,3 +141,16 @@ def test_the_record_says_what_g10_says_of_it():
     known = [rows[name] for name in rows if name not in ("all", "best possible")]
     assert all(newest[budget]["perplexity"] <= row[budget]["perplexity"]
                for row in known for budget in ("4", "8", "16"))
+
+
+def test_the_record_says_what_g10_says_of_weights():
+    found = {(row["score"], row["pattern"], row["zeros"]): row["perplexity"]
+             for row in json.loads(RECORD.read_text("utf-8"))["weights"]["rows"]}
+    scores = ("magnitude", "curvature", "Fisher")
+    shares = sorted({zeros for _, pattern, zeros in found if pattern == "all together"})
+    pays = {score: [found[score, "all together", zeros] < found[score, "rows", zeros]
+                    for zeros in shares] for score in scores}
+    assert all(pays["Fisher"]) and not any(pays["magnitude"] + pays["curvature"])
+    assert all(found[score, "channels", zeros] > found[score, "rows", zeros]
+               for score in scores for zeros in shares)
+    assert max(scores, key=lambda score: found[score, "2:4", 0.5]) == "Fisher"

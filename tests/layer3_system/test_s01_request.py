@@ -18,7 +18,7 @@ BYTES = "layer3_system.testing.mock_llama:ByteTokenizer"
 
 WHY = {
     # predict_changed
-    "nothing": "None would: that is what you will build. One generator for all deals row by row.",
+    "nothing": "None would: that is what you will build. A shared generator is drawn row by row.",
     "everything": "Before the neighbour joins, row 0 gets the same numbers as when it is alone.",
     "one_too_many": "In the step in which the neighbour joins, row 0 still gets its number first.",
     "too_few": "Too few. Which numbers does row 0 get once there are two rows?",
@@ -28,7 +28,7 @@ WHY = {
     "own_share": "There is always one that reaches p. Is each token's own share compared with p?",
     "one_too_few": "One too few: the token that reaches p is kept.",
     "raw_exp": "Those add up to p in exp(logit). A share is that, divided by the sum of all.",
-    "least_first": "That comes of adding from the least likely token up. Start at the likeliest.",
+    "least_first": "That comes from adding from the least likely token up. Start at the likeliest.",
     "own_share_p": "Those have a share of p or more, each alone. The shares are to be added up.",
     "min_p": "Those have at least p times the largest share. That is min-p, another rule.",
     "by_count": "That is the share p of all tokens by number. The sum of their shares is p.",

@@ -36,6 +36,14 @@ def test_out_of_bounds_names_array_element_thread_and_line():
     assert "kernel.cu, line 4: b[i] = a[i] * 2;" in str(error)
 
 
+def test_a_read_that_begins_at_an_element_that_is_there_says_that_it_goes_on():
+    source = """extern "C" __global__ void k(const float* a, float4* b) {
+    b[0] = ((const float4*)a)[0];
+}"""
+    error = error_of(source, 1, 1, np.zeros(1, np.float32), np.zeros(4, np.float32))
+    assert "read of 16 bytes: from element 0 of `a` (1 float32) on" in str(error)
+
+
 @pytest.mark.parametrize("index", ["-1", "1 << 20", "-(1 << 28)"])
 def test_out_of_bounds_on_either_side_never_hits_another_array(index):
     error = error_of('extern "C" __global__ void k(float* a, float* b) { b[INDEX] = 1; }', 1, 1,
