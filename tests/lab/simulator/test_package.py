@@ -96,9 +96,11 @@ def test_the_kernels_of_tritons_tutorials_run(folder):
     text = (ROOT / "tests/lab/simulator/test_triton_tutorials.py").read_text("utf-8")
     text = text.replace("from lab import simulator", "import kernel_simulator as simulator")
     (folder / "tutorials.py").write_text(re.sub(r"^pytestmark = .*", "", text, flags=re.M))
-    done = python(folder, "-m", "pytest", "-q", "--simulate", "-p", "no:cacheprovider",
+    done = python(folder, "-m", "pytest", "-q", "-rs", "--simulate", "-p", "no:cacheprovider",
                   "tutorials.py")
-    assert done.returncode == 0 and "20 passed" in done.stdout, done.stdout + done.stderr
+    said = done.stdout
+    whole = "20 passed" in said or "19 passed, 1 skipped" in said and "no block pointers" in said
+    assert done.returncode == 0 and whole, said + done.stderr
 
 
 def test_without_the_flag_nothing_is_changed(folder):
