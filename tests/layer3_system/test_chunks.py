@@ -193,3 +193,13 @@ def test_a_sweep_gives_every_chunk_the_same_tokens():
     assert sweep[64][0].output == sweep[448][0].output
     rows = {chunk: chunk_sizes.summary(runs) for chunk, runs in sweep.items()}
     assert all(point.p95 <= point.longest for point in chunk_sizes.points(rows).values())
+
+
+def test_the_record_says_what_s05_says_of_it():
+    record = json.loads(chunk_sizes.RECORD.read_text("utf-8"))
+    points = chunk_sizes.points(record["beside"])
+    least, kept, whole = points[8], points[128], points[448]
+    assert whole.p95 / least.p95 == pytest.approx(7.5, abs=0.05)
+    assert least.rate / whole.rate == pytest.approx(1 / 3, abs=0.03)
+    assert kept.rate / whole.rate == pytest.approx(0.96, abs=0.005)
+    assert kept.p95 / whole.p95 == pytest.approx(1 / 3, abs=0.03)
