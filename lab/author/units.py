@@ -17,7 +17,7 @@ from lab.author import proven
 from lab.course import ROOT
 from lab.judge import forked
 
-GROUP = 60              # seconds of tests that one process runs, and at most loses
+GROUP = 120             # seconds of tests that one process runs, and at most loses
 QUICK = 3               # seconds: files of tests up to here are in every landing proof
 NEW_FILE = 5            # seconds of a file of tests, or 30 of a notebook, that was never timed
 NEW_NOTEBOOK = 30

@@ -10,6 +10,7 @@ import ast
 import difflib
 import re
 from dataclasses import replace
+from functools import lru_cache
 
 from lab import stub
 
@@ -62,14 +63,22 @@ def needed(lesson, exercise, message=""):
 def asked_by_tests(lesson, exercise):
     """The names that the tests of an exercise ask `subject` for, themselves or in what they use of
     the lesson's graders."""
-    known = {node.name: list(ast.walk(node)) for path in lesson.graders
-             for node in ast.parse(path.read_text("utf-8")).body if hasattr(node, "name")}
+    known = {}
+    for path in lesson.graders:
+        known |= parts(path.read_text("utf-8"))
     reached = [d for d in known if d == exercise.test or d.startswith(f"{exercise.test}__")]
     for name in reached:
         words = {getattr(node, "id", None) for node in known[name]}
         reached += [d for d in known if d not in reached and d in words]
     return {node.attr for name in reached for node in known[name]
             if isinstance(node, ast.Attribute) and getattr(node.value, "id", None) == "subject"}
+
+
+@lru_cache(8)           # the graders of a lesson or two: each wrong answer asks
+def parts(text):
+    """{name: all nodes} of the functions and classes of a module's text."""
+    return {node.name: list(ast.walk(node)) for node in ast.parse(text).body
+            if hasattr(node, "name")}
 
 
 def used(text, language):

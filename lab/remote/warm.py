@@ -155,21 +155,19 @@ class Child:
         return (raised[1], []) if raised else ("", [])
 
     def work(self):
-        """(seconds of CPU that its session has used, whether some thread of it could run now or
-        waits for a disk). Where the system does not say, the time is the clock's."""
+        """(seconds of CPU that its session and all that this started have used, whether some thread
+        of these could run now or waits for a disk). Where the system does not say, the time is the
+        clock's."""
         if not Path("/proc/self/stat").exists():
             return time.monotonic(), False
-        seconds, runs = 0.0, False
+        stats = {}
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):                  # it has ended
-                stat = fields(process / "stat")
-                if stat[3] == str(self.pid):                    # proc_pid_stat(5): session
-                    # user and system time, its own and that of the children it waited for
-                    ticks = sum(map(int, stat[11:15]))
-                    seconds += ticks / os.sysconf("SC_CLK_TCK")
-                    runs = runs or any(fields(task / "stat")[0] in ("R", "D")
-                                       for task in (process / "task").iterdir())
-        return seconds, runs
+                stats[process.name] = fields(process / "stat")
+        own = family(stats, str(self.pid))
+        # user and system time, its own and that of the children it waited for
+        ticks = sum(int(number) for pid in own for number in stats[pid][11:15])
+        return ticks / os.sysconf("SC_CLK_TCK"), any(map(could_run, own))
 
     def runs(self):
         """Whether it has not ended, so that its number is still its own."""
@@ -196,6 +194,22 @@ class Child:
 def places(text):
     """[(file, line)] of a stack that faulthandler wrote."""
     return [(file, int(line)) for file, line in re.findall(r'File "(.+)", line (\d+) in', text)]
+
+
+def family(stats, session):
+    """The processes of a session, and those that they started in sessions of their own."""
+    own = {pid for pid, stat in stats.items() if stat[3] == session}    # proc_pid_stat(5)
+    while started := {pid for pid, stat in stats.items() if stat[1] in own} - own:
+        own |= started
+    return own
+
+
+def could_run(pid):
+    """Whether some thread of a process could run now or waits for a disk."""
+    with contextlib.suppress(OSError):                          # it has ended
+        return any(fields(task / "stat")[0] in ("R", "D")
+                   for task in Path("/proc", pid, "task").iterdir())
+    return False
 
 
 def fields(stat):

@@ -25,8 +25,8 @@ def table(rows: list[CompilerRow]) -> str:
             lines.append(f"{row.name:26}{row.missing}")
             continue
         kinds = [kind(operation) for operation in row.operations]
-        answer = (f"{row.error:9.1e}   {', '.join(map(str, row.compilations))}"
-                  if row.compilations else "")          # a file that was not run has none
+        answer = ("" if row.error is None else          # a file that was not run has none
+                  f"{row.error:9.1e}   {', '.join(map(str, row.compilations)) or 'not counted'}")
         lines.append(f"{row.name:26}{len(kinds):9}{kinds.count('matrix'):9}{kinds.count('moves'):6}"
                      f"{row.seconds:7.1f}{answer}")
     return "\n".join(lines)

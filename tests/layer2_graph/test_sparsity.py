@@ -7,6 +7,7 @@ import torch
 
 from layer2_graph import ChosenPages, Tokenizer, load, perplexity, pictures, pruning
 from layer2_graph import sparse_context as context
+from layer2_graph.bench import sparse_speed
 from layer2_graph.bench.sparsity import RECORD
 from layer2_graph.models import SMALL
 from layer2_graph.small.corpus import BEGIN, stories
@@ -154,3 +155,31 @@ def test_the_record_says_what_g10_says_of_weights():
     assert all(found[score, "channels", zeros] > found[score, "rows", zeros]
                for score in scores for zeros in shares)
     assert max(scores, key=lambda score: found[score, "2:4", 0.5]) == "Fisher"
+
+
+def test_the_record_says_what_g10_says_of_time():
+    rows = json.loads(RECORD.read_text("utf-8"))["speed"]["rows"]
+    for work in ("T = 1", "T = 256"):
+        times = {name: high for name, (_, _, high) in rows[work].items()}
+        assert times["anywhere, as CSR"] < 1 and times["2:4, unpacked first"] < 1
+        assert rows[work]["channels"][0] > 1.5
+    low, _, high = rows["480 tokens"]["a quarter, by bound"]
+    assert low < 1 < high
+    assert rows["16384 tokens"]["a quarter, by bound"][0] > 1
+
+
+def test_what_is_timed_is_the_product(monkeypatch):
+    monkeypatch.setattr(sparse_speed, "SIDE", 64)
+    torch.manual_seed(1)
+    known = sparse_speed.matrices()
+    eye = torch.eye(64)
+    dense = known["dense"](eye)                     # x @ w.T, so w's transpose
+    assert torch.equal(known["channels"](eye), dense[:, :32])
+    for name in ("anywhere, as CSR", "2:4, unpacked first"):
+        own = known[name](eye)
+        assert torch.equal(own, dense * (own != 0)) and 0.3 < (own != 0).double().mean() < 0.7
+
+
+def test_what_is_timed_is_attention():
+    every, chosen = sparse_speed.context(8 * sparse_speed.SLOTS).values()
+    assert chosen().shape == every().shape and not torch.allclose(every(), chosen())

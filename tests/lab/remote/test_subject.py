@@ -237,6 +237,14 @@ def test_the_work_of_a_process_is_its_own(probe):
     assert 0.2 <= after - before <= 2
 
 
+def test_what_left_its_session_is_its_own_too():
+    """Or each process of a fork bomb would hide its time in a session of its own."""
+    sessions = {"7": ("1", "7"), "8": ("7", "7"), "9": ("8", "9"), "10": ("9", "10"),
+                "11": ("1", "11"), "12": ("11", "11")}          # {process: (parent, session)}
+    stats = {pid: ["S", parent, "0", session] for pid, (parent, session) in sessions.items()}
+    assert warm.family(stats, "7") == {"7", "8", "9", "10"}
+
+
 @pytest.mark.parametrize("state, runs", [("R", True), ("D", True), ("S", False)])
 def test_one_that_waits_for_a_disk_is_not_idle(probe, monkeypatch, state, runs):
     """proc_pid_stat(5): D waits for a disk, which others may keep busy."""
