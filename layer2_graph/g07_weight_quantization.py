@@ -101,36 +101,35 @@ def round_trip(w: Tensor, levels: Sequence[float], scales: Tensor) -> Tensor:   
     return dequantize(quantize(w, levels, scales), levels, scales)
 
 
-def in_a_byte(levels: Sequence[float]) -> tuple[int, int]:
-    """(n, radix): a byte holds n codes, as digits from 0 to radix - 1."""
+def in_a_byte(low: int, top: int) -> tuple[int, int]:
+    """(n, radix): a byte holds n codes from low to top, as digits from 0 to radix - 1."""
     n = 1
-    values = 2 * len(levels) - 1
-    while values ** (n + 1) <= 256:
+    while (top - low + 1) ** (n + 1) <= 256:
         n += 1
     return n, int(256 ** (1 / n))
 
 
-def pack(codes: Tensor, levels: Sequence[float]) -> Tensor:     # (N, K) -> (bytes,)
-    """Codes packed n to a byte, uint8, row after row; n and radix as of in_a_byte.
+def pack(codes: Tensor, low: int, top: int) -> Tensor:          # (N, K) -> (bytes,)
+    """Codes from low to top packed n to a byte, uint8, row after row; n and radix as of in_a_byte.
 
-    A digit is the code plus the largest code, so it is 0 or more. n digits make a byte: the first
-    counts ones, the second `radix`, the third `radix`², and so on. Zeros fill the last byte.
+    A digit is the code minus low, so it is 0 or more. n digits make a byte: the first counts ones,
+    the second `radix`, the third `radix`², and so on. Zeros fill the last byte.
     """
-    n, radix = in_a_byte(levels)
+    n, radix = in_a_byte(low, top)
     # exercise: digits, n to a byte, each times its power of radix
-    digits = codes.flatten().long() + len(levels) - 1
+    digits = codes.flatten().long() - low
     digits = pad(digits, (0, -len(digits) % n)).unflatten(0, (-1, n))           # (bytes, n)
     powers = radix ** torch.arange(n, device=codes.device)
     return (digits * powers).sum(-1).to(torch.uint8)
 
 
-def unpack(packed: Tensor, levels: Sequence[float],
+def unpack(packed: Tensor, low: int, top: int,
            shape: Sequence[int]) -> Tensor:         # (bytes,) -> shape
     """The inverse of pack: the codes, int8."""
-    n, radix = in_a_byte(levels)
+    n, radix = in_a_byte(low, top)
     powers = radix ** torch.arange(n, device=packed.device)
     digits = packed[:, None].long() // powers % radix                           # (bytes, n)
-    return (digits.flatten()[:math.prod(shape)] - (len(levels) - 1)).to(torch.int8).view(shape)
+    return (digits.flatten()[:math.prod(shape)] + low).to(torch.int8).view(shape)
 
 
 # ---- scales
@@ -237,7 +236,8 @@ class Scheme(NamedTuple):
     def nbytes(self, w: Tensor) -> float:
         """Bytes of the packed codes and the scales."""
         scales = self.scaled(w)
-        codes = pack(quantize(w, self.levels, scales), self.levels)
+        top = len(self.levels) - 1
+        codes = pack(quantize(w, self.levels, scales), -top, top)
         return codes.nbytes + scales.numel() * self.scale_bits / 8
 
 

@@ -247,9 +247,10 @@ def by_channel(levels: Sequence[float], group: int = 32) -> Callable:
 
 def pack_rows(codes: Tensor, levels: Sequence[float]) -> Tensor:    # (…, D) -> (…, bytes)
     """g07's pack for each row separately, uint8; a row takes whole bytes."""
-    n, _ = in_a_byte(levels)
+    top = len(levels) - 1
+    n, _ = in_a_byte(-top, top)
     whole = pad(codes, (0, -codes.shape[-1] % n))                   # whole bytes a row
-    return pack(whole, levels).view(*whole.shape[:-1], whole.shape[-1] // n)
+    return pack(whole, -top, top).view(*whole.shape[:-1], whole.shape[-1] // n)
 
 
 def write_quantized(x: Tensor, codes: Tensor, scales: Tensor, slots: Tensor,
@@ -271,8 +272,9 @@ def write_quantized(x: Tensor, codes: Tensor, scales: Tensor, slots: Tensor,
 def read_quantized(codes: Tensor, scales: Tensor, levels: Sequence[float],
                    D: int) -> Tensor:   # (P, S, G, bytes), (P, S, G) -> (P, S, G, D)
     """The pages as fp32 numbers."""
-    n, _ = in_a_byte(levels)
-    whole = unpack(codes.flatten(), levels, (*codes.shape[:-1], codes.shape[-1] * n))
+    top = len(levels) - 1
+    n, _ = in_a_byte(-top, top)
+    whole = unpack(codes.flatten(), -top, top, (*codes.shape[:-1], codes.shape[-1] * n))
     return dequantize(whole[..., :D], levels, scales[..., None].float())
 
 

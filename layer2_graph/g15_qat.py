@@ -7,7 +7,7 @@ once. Training holds 16 bytes a weight: w, its gradient, and AdamW's two means.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -15,14 +15,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from day02_overview.nano.train import forward
-from layer2_graph.g07_weight_quantization import (
-    SHRINK,
-    dequantize,
-    is_matrix,
-    pack,
-    quantize,
-    unpack,
-)
+from layer2_graph.g07_weight_quantization import SHRINK, is_matrix, pack, unpack
 
 __all__ = ["GRIDS", "Grid", "LEAST_SCALE", "MAX_NORM", "PackedMatrix", "Round", "ShadowLlama",
            "Student", "as_half", "export", "fake_quantise", "on_grid", "restored",
@@ -64,7 +57,10 @@ class Grid(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, w: Tensor, scales: Tensor, low: int, top: int) -> Tensor:
-        """(…, K), (…, K / n) -> (…, K): s · q, where q = w / s rounded, from low to top."""
+        """(…, K), (…, K / n) -> (…, K): s · q, where q = w / s, rounded and clamped.
+
+        Halfway between two codes q is the even one. It is low at least, and top at most.
+        """
         ctx.save_for_backward(w, scales)
         ctx.bounds = low, top
         groups = w.unflatten(-1, (scales.shape[-1], -1))            # (…, K / n, n)
@@ -209,10 +205,10 @@ class PackedMatrix(NamedTuple):
 
 
 def export(weights: Mapping[str, Tensor], scales: Mapping[str, Tensor],
-           levels: Sequence[float]) -> dict[str, PackedMatrix | Tensor]:
+           low: int, top: int) -> dict[str, PackedMatrix | Tensor]:
     """{name: what ships}: a PackedMatrix for each matrix that has scales, an fp16 tensor else.
 
-    levels: of g07, such as LEVELS["ternary"]. The codes are those of w over its own scales in fp16.
+    low, top: of the grid. A code is w over its own scale in fp16, rounded and clamped as in Grid.
     """
     for name, scale in scales.items():
         if not (scale > 0).all():
@@ -222,19 +218,21 @@ def export(weights: Mapping[str, Tensor], scales: Mapping[str, Tensor],
     for name, w in weights.items():
         if name in scales:
             small = scales[name].detach().half()
-            codes = quantize(w.detach(), levels, small.to(w.dtype))
-            result[name] = PackedMatrix(pack(codes, levels), small, tuple(w.shape))
+            groups = w.detach().unflatten(-1, (small.shape[-1], -1))        # (N, K / n, n)
+            codes = (groups / small.to(w.dtype)[..., None]).round().clamp(low, top).flatten(-2)
+            result[name] = PackedMatrix(pack(codes, low, top), small, tuple(w.shape))
         else:
             result[name] = w.detach().half()
     return result
 
 
-def restored(packed: Mapping[str, PackedMatrix | Tensor],
-             levels: Sequence[float]) -> dict[str, Tensor]:
+def restored(packed: Mapping[str, PackedMatrix | Tensor], low: int,
+             top: int) -> dict[str, Tensor]:
     """{name: w in fp32} of what ships."""
     def back(matrix: PackedMatrix) -> Tensor:
-        codes = unpack(matrix.codes, levels, matrix.shape)
-        return dequantize(codes, levels, matrix.scales.float())
+        codes = unpack(matrix.codes, low, top, matrix.shape)
+        groups = codes.unflatten(-1, (matrix.scales.shape[-1], -1))         # (N, K / n, n)
+        return (groups * matrix.scales.float()[..., None]).flatten(-2)
 
     return {name: back(matrix) if isinstance(matrix, PackedMatrix) else matrix.float()
             for name, matrix in packed.items()}

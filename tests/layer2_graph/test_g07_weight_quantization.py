@@ -157,10 +157,11 @@ def test_nearest__hard(subject, agree, rng):
 # ---- pack
 
 
-def bytes_of(codes, levels, most_first=False, offset=None, radix=None, zeros_first=False, power=1):
+def bytes_of(codes, low, top, most_first=False, offset=None, radix=None, zeros_first=False,
+             power=1):
     """The bytes of codes, uint8. offset: what makes a code a digit    power: of the radix"""
-    n, own = in_a_byte(levels)
-    digits = [int(q) + (len(levels) - 1 if offset is None else offset) for q in codes.ravel()]
+    n, own = in_a_byte(low, top)
+    digits = [int(q) + (-low if offset is None else offset) for q in codes.ravel()]
     zeros = [0] * (-len(digits) % n)
     digits = zeros + digits if zeros_first else digits + zeros
     powers = [(radix or own) ** (i * power) for i in range(n)][::-1 if most_first else 1]
@@ -168,12 +169,16 @@ def bytes_of(codes, levels, most_first=False, offset=None, radix=None, zeros_fir
                      for i in range(0, len(digits), n)], int)
 
 
-def right_bytes(subject, agree, codes, levels, what):
+def right_bytes(subject, agree, codes, low, top, what):
     """The bytes of codes (rows, columns) are those of the book, one after another."""
-    n, _ = in_a_byte(levels)
-    got, numbers = subject.pack(codes, levels), codes.numpy()
-    want = bytes_of(numbers, levels)
-    what = f"pack, {what}: {len(levels)} levels, {numbers.size} codes at {n} a byte"
+    n, _ = in_a_byte(low, top)
+    got, numbers = subject.pack(codes, low, top), codes.numpy()
+
+    def book(codes=numbers, **wrong):
+        return bytes_of(codes, low, top, **wrong)
+
+    want = book()
+    what = f"pack, {what}: {numbers.size} codes from {low} to {top}, {n} to a byte"
     count = tuple(got.shape) if torch.is_tensor(got) else None
     known, why = "byte_count", "in_a_byte gives n and radix."
     if count == (len(want) + 1,) and numbers.size % n == 0:
@@ -182,52 +187,52 @@ def right_bytes(subject, agree, codes, levels, what):
         known, why = "rows_filled", ("Each row is filled up to whole bytes. Only the last byte of "
                                      "all is: the next row begins where the one before ends.")
     assert count == want.shape, mistake(
-        known, f"{what} need {len(want)} bytes, got {brief(got)}. {why}", why)
+        known, f"{what}, need {len(want)} bytes, got {brief(got)}. {why}", why)
     agree(got, want, "exact", what, lambda i: f"byte {i[0]}", {
-        "most_first": ("the first code of a byte counts most",
-                       bytes_of(numbers, levels, most_first=True)),
-        "no_offset": ("the largest code is not added, so some digits are negative",
-                      bytes_of(numbers, levels, offset=0)),
-        "level_count": ("the number of levels is added, not the largest code, which is one less",
-                        bytes_of(numbers, levels, offset=len(levels))),
+        "most_first": ("the first code of a byte counts most", book(most_first=True)),
+        "no_offset": ("low is not subtracted, so some digits are negative", book(offset=0)),
+        "from_one": ("the code low becomes the digit 1; it should become 0", book(offset=1 - low)),
         "no_powers": ("digits are added up as they are, without the powers of the radix",
-                      bytes_of(numbers, levels, power=0)),
+                      book(power=0)),
         "by_columns": ("codes are taken column after column, or as they lie in memory, not row "
-                       "after row", bytes_of(numbers.T, levels)),
-        "own_radix": ("the radix is the number of codes",
-                      bytes_of(numbers, levels, radix=2 * len(levels) - 1)),
+                       "after row", book(numbers.T)),
+        "own_radix": ("the radix is the number of codes", book(radix=top - low + 1)),
         "zeros_first": ("the zeros that fill the last byte stand before the first code",
-                        bytes_of(numbers, levels, zeros_first=True))})
+                        book(zeros_first=True)),
+        "top_added": ("top is added, but low should be subtracted: they differ where codes reach "
+                      "further down than up", book(offset=top))})
     assert got.dtype == torch.uint8, mistake(
         "dtype", f"{what}: bytes are {got.dtype}, expected torch.uint8")
 
 
-def codes_of(rng, count, *shape):
-    """Any codes of a format with `count` levels."""
-    return torch.from_numpy(rng.integers(1 - count, count, shape)).to(torch.int8)
+def codes_of(rng, low, top, *shape):
+    """Any codes from low to top."""
+    return torch.from_numpy(rng.integers(low, top + 1, shape)).to(torch.int8)
 
 
 @pytest.mark.parametrize("shape", [(3, 7), (1, 1), (5, 129)])
-@pytest.mark.parametrize("name", ["ternary", "int4", "fp8", "int8"])
-def test_pack(subject, agree, rng, name, shape):
-    known = {"ternary": (5, 3), "int4": (2, 16)}.get(name, (1, 256))
-    assert in_a_byte(LEVELS[name]) == known, "the course's own case is wrong: please report it"
-    right_bytes(subject, agree, codes_of(rng, len(LEVELS[name]), *shape), LEVELS[name], name)
+@pytest.mark.parametrize("name, low, top", [("ternary", -1, 1), ("2 bits", -2, 1), ("int4", -7, 7),
+                                            ("fp8", -126, 126), ("int8", -127, 127)])
+def test_pack(subject, agree, rng, name, low, top, shape):
+    known = {"ternary": (5, 3), "2 bits": (4, 4), "int4": (2, 16)}.get(name, (1, 256))
+    assert in_a_byte(low, top) == known, "the course's own case is wrong: please report it"
+    right_bytes(subject, agree, codes_of(rng, low, top, *shape), low, top, name)
 
 
 def test_pack__hard(subject, agree, rng):
-    """Any number of levels, with and without a remainder, every layout."""
-    def judge(codes, count, what):
-        right_bytes(subject, agree, codes, tuple(map(float, range(count))), what)
-
-    for count in (8, 2, 3, 4, 5, 7, 9, 64, 127, 128):
-        judge(codes_of(rng, count, 5, 6), count, "5 rows of 6")
-        judge(codes_of(rng, count, 3, 7), count, "3 rows of 7")
-        judge(torch.full((2, 5), count - 1, dtype=torch.int8), count, "the last code throughout")
-    for layout, view in views(codes_of(rng, 2, 4, 9)).items():
-        judge(view, 2, layout)
+    """Any range of codes, with and without a remainder, every layout."""
+    ranges = [(-top, top) for top in (7, 1, 2, 3, 4, 6, 8, 63, 126, 127)]
+    for low, top in (*ranges, (-8, 7), (-2, 1), (0, 1), (-3, 0), (0, 15), (-4, 1), (-128, 127)):
+        for rows, columns in ((5, 6), (3, 7)):
+            right_bytes(subject, agree, codes_of(rng, low, top, rows, columns), low, top,
+                        f"{rows} rows of {columns}")
+        for end, q in (("last", top), ("first", low)):
+            right_bytes(subject, agree, torch.full((2, 5), q, dtype=torch.int8), low, top,
+                        f"the {end} code throughout")
+    for layout, view in views(codes_of(rng, -1, 1, 4, 9)).items():
+        right_bytes(subject, agree, view, -1, 1, layout)
     for shape in ((1, 1), (1, 10), (10, 1), (1, 33_001), (0, 5), (5, 0)):
-        judge(codes_of(rng, 2, *shape), 2, f"{shape[0]} x {shape[1]}")
+        right_bytes(subject, agree, codes_of(rng, -1, 1, *shape), -1, 1, f"{shape[0]} x {shape[1]}")
 
 
 # ---- least_error_scales

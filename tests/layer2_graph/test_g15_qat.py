@@ -14,7 +14,6 @@ from layer2_graph.bench import qat as bench
 from layer2_graph.g01_llama import Llama
 from layer2_graph.g07_weight_quantization import (
     LEVELS,
-    absmax_scales,
     gptq,
     is_matrix,
     least_error_scales,
@@ -303,57 +302,83 @@ def test_Student_step(subject, agree, rng, bounds):
 
 
 def to_export(rng):
-    """Weights and scales that training has left anywhere: in fp32, and not at the largest |w|."""
+    """Weights and scales that training has left anywhere: in fp32, and not at the largest |w|.
+
+    Some weights lie halfway between two codes: eight of each group by the fp32 scale, which fp16
+    decides, and six by the fp16 scale.
+    """
     weights = {"a.q_proj.weight": (9, 96), "a.down_proj.weight": (5, 32), "norm.weight": (33,)}
     weights = {name: torch.from_numpy(rng.standard_normal(shape)).float()
                for name, shape in weights.items()}
     scales = {name: torch.from_numpy(rng.uniform(0.05, 0.6, (len(w), w.shape[1] // 32))).float()
               for name, w in weights.items() if w.ndim == 2}
-    for name, s in scales.items():                  # halfway by the fp32 scale: fp16 decides
-        weights[name].view(len(s), -1, 32)[..., :8] = 0.5 * s[..., None]
+    for name, s in scales.items():
+        groups, s = weights[name].view(len(s), -1, 32), s[..., None]
+        groups[..., :8] = 0.5 * s
+        groups[..., 8:14] = torch.tensor([0.5, -0.5, 1.5, -1.5, 2.5, -2.5]) * s.half().float()
     return weights, scales
 
 
-def unpacked(codes, levels, count):
-    """Digits of bytes, ones first, less the largest code."""
-    radix = 3 if levels == "ternary" else 16
-    n = 5 if levels == "ternary" else 2
+PACKED = {"int4": (2, 16, -7), "2 bits": (4, 4, -2), "ternary": (5, 3, -1)}
+
+
+def unpacked(codes, grid, count):
+    """The codes of bytes: digits, ones first, plus the smallest code."""
+    n, radix, smallest = PACKED[grid]
     digits = [int(byte) // radix ** i % radix for byte in codes for i in range(n)]
-    return np.array(digits[:count], int) - (1 if levels == "ternary" else 7)
+    return np.array(digits[:count], int) + smallest
 
 
-@pytest.mark.parametrize("levels", ["ternary", "int4"])
-def test_export(subject, agree, rng, levels):
+def check_codes(agree, one, w, s, absmax, grid, what):
+    """Codes of one matrix. s: its scales    absmax: those of its largest |w|"""
+    low, top = GRIDS[grid]
+    bytes_of_all = -(-w.numel() // PACKED[grid][0])
+    assert tuple(one.codes.shape) == (bytes_of_all,), mistake(
+        "packed_otherwise", f"export: codes of {what} have the shape {tuple(one.codes.shape)}, "
+        f"expected ({bytes_of_all},): `pack` must know the range from low to top")
+
+    def ratio(divisor):
+        return w.double().unflatten(1, (-1, 32)) / divisor.double()[..., None]
+
+    def over(divisor, low=low, rule=torch.round):
+        return rule(ratio(divisor)).clamp(low, top).flatten().int().numpy()
+
+    agree(unpacked(one.codes.numpy(), grid, w.numel()), over(s.half()), "exact",
+          f"codes of {what}", mistakes={
+              "codes_of_fp32_scales": ("codes are those over the scales before fp16: a kernel "
+                                       "has the rounded ones", over(s)),
+              "codes_of_fresh_scales": ("codes are those over scales from the weights: they "
+                                        "belong to the learned ones", over(absmax)),
+              "weights_not_divided": ("codes are the rounded weights, without their scales",
+                                      over(torch.ones_like(s))),
+              "clamped_evenly": ("codes are clamped to -top and top: the grid reaches further down "
+                                 "than up, to low", over(s.half(), low=-top)),
+              "cut_off": ("codes are cut off towards 0; the forward pass rounds them",
+                          over(s.half(), rule=torch.trunc)),
+              "ties_up": ("halfway between two codes the upper one is taken; the forward pass "
+                          "takes the even one", over(s.half(), rule=lambda r: (r + 0.5).floor()))})
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_export(subject, agree, rng, grid):
     weights, scales = to_export(rng)
-    got = subject.export(weights, scales, LEVELS[levels])
+    got = subject.export(weights, scales, *GRIDS[grid])
     assert isinstance(got, dict) and set(got) == set(weights), mistake(
         "names", f"export: expected the names {sorted(weights)}")
     norm = got["norm.weight"]
     assert isinstance(norm, torch.Tensor) and norm.dtype == torch.float16, mistake(
         "norm_not_half", "export: norm.weight has no scales, and ships as an fp16 tensor")
     for name, s in scales.items():
-        one, w, top = got[name], weights[name], len(LEVELS[levels]) - 1
+        one, w = got[name], weights[name]
         assert not isinstance(one, torch.Tensor), mistake(
             "not_packed", f"export: {name} is a tensor, expected a PackedMatrix")
         assert one.scales.dtype == torch.float16, mistake(
             "scales_not_half", f"export: scales of {name} are {one.scales.dtype}, expected fp16")
-        absmax = absmax_scales(w, LEVELS[levels], 32)
+        absmax = (w.unflatten(1, (-1, 32)).abs().amax(-1) / GRIDS[grid][1]).half().float()
         agree(one.scales.float(), s.half().float().numpy(), "exact", f"scales of {name}",
               mistakes={"fresh_scales": ("scales are made from the weights again: those that "
                                          "training has learned are lost", absmax.numpy())})
-
-        def over(divisor, top=top, w=w):
-            ratio = w.double().unflatten(1, (-1, 32)) / divisor.double()[..., None]
-            return ratio.round().clamp(-top, top).flatten().int().numpy()
-
-        agree(unpacked(one.codes.numpy(), levels, w.numel()), over(s.half()), "exact",
-              f"codes of {name}, {levels}", mistakes={
-                  "codes_of_fp32_scales": ("codes are those over the scales before fp16: a kernel "
-                                           "has the rounded ones", over(s)),
-                  "codes_of_fresh_scales": ("codes are those over scales from the weights: they "
-                                            "belong to the learned ones", over(absmax)),
-                  "weights_not_divided": ("codes are the rounded weights, without their scales",
-                                          over(torch.ones_like(s)))})
+        check_codes(agree, one, w, s, absmax, grid, f"{name}, {grid}")
         assert tuple(one.shape) == tuple(w.shape), mistake(
             "shape_lost", f"export: {name} has the shape {one.shape}, expected {tuple(w.shape)}")
 
@@ -383,22 +408,34 @@ def test_search_finds_no_worse_scales_for_a_level_more(rng):
     assert lost[1] < lost[0]
 
 
-@pytest.mark.parametrize("name", ["int4", "ternary"])
+@pytest.mark.parametrize("name", GRIDS)
 def test_what_ships_reads_as_what_was_trained(small, name):
     """Logits are equal bit by bit, though scales were learned in fp32."""
     m, model = small
     student = Student(m, model.weights, GRIDS[name], 32)
     for scales in student.scales.values():
         scales.data *= 1.0123
-    packed = export(student.weights, student.scales, LEVELS[name])
-    back = restored(packed, LEVELS[name])
+    packed = export(student.weights, student.scales, *GRIDS[name])
+    back = restored(packed, *GRIDS[name])
     fake = student.fake()
     assert all(torch.equal(w, back[key]) for key, w in fake.items())
-    bits = {"int4": 4.5, "ternary": 2.1}[name]
+    bits = {"int4": 4.5, "2 bits": 2.5, "ternary": 2.1}[name]
     matrices = [(one, model.weights[key]) for key, one in packed.items() if is_matrix(key)]
     nbytes = sum(one.nbytes for one, _ in matrices)
     assert nbytes == pytest.approx(bits / 8 * sum(w.numel() for _, w in matrices), rel=1e-4)
     assert isinstance(Llama(model.config, back, model.ops), Llama)
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_ties_ship_as_the_forward_pass_rounds_them(name):
+    """Every half from -10 to 10, over scales that fp16 has."""
+    low, top = GRIDS[name]
+    scales = torch.tensor([[0.25], [0.3], [1.7]]).half().float()
+    w = torch.arange(-10, 10.5, 0.5) * scales
+    want = [float(min(max(round(i / 2), low), top)) for i in range(-20, 21)]    # Python's: to even
+    assert (on_grid(w, scales, low, top) / scales).tolist() == [want] * 3
+    back = restored(export({"w": w}, {"w": scales}, low, top), low, top)
+    assert torch.equal(back["w"], on_grid(w, scales, low, top))
 
 
 @pytest.mark.parametrize("call, says", [
@@ -406,7 +443,7 @@ def test_what_ships_reads_as_what_was_trained(small, name):
      r"\(64, 96\), expected \(64,\) and a divisor of 96"),
     (lambda: on_grid(torch.ones(2, 4), torch.ones(2, 2), -1, 0), "codes from -1 to 0, expected"),
     (lambda: on_grid(torch.ones(2, 4), -torch.ones(2, 2), -1, 1), "least scale is -1, expected"),
-    (lambda: export({}, {"k_proj": torch.tensor([[-0.01]])}, LEVELS["ternary"]),
+    (lambda: export({}, {"k_proj": torch.tensor([[-0.01]])}, -1, 1),
      "k_proj has a scale of -0.01, expected above 0")])
 def test_bad_input_is_one_sentence(call, says):
     with pytest.raises(ValueError, match=says):

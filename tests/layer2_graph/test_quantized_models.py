@@ -46,6 +46,7 @@ from layer2_graph import (
     with_matrices,
     with_zero_point,
 )
+from layer2_graph.g07_weight_quantization import in_a_byte
 from layer2_graph.models import SMALL
 from layer2_graph.small import evaluate
 from layer2_graph.small.corpus import BEGIN, stories
@@ -82,11 +83,17 @@ def test_int_codes_are_k15s(rng, bits):
                        dequantize_weight(packed, scales, bits, 16))
 
 
-@pytest.mark.parametrize("name", LEVELS)
-def test_unpack_gives_the_codes_again(rng, name):
-    levels = LEVELS[name]
-    codes = torch.from_numpy(rng.integers(1 - len(levels), len(levels), (6, 37))).to(torch.int8)
-    assert torch.equal(unpack(pack(codes, levels), levels, (6, 37)), codes)
+@pytest.mark.parametrize("low, top", [
+    *((1 - len(levels), len(levels) - 1) for levels in LEVELS.values()),
+    (-2, 1), (-8, 7), (0, 3), (-128, 127)])
+def test_unpack_gives_the_codes_again(rng, low, top):
+    codes = torch.from_numpy(rng.integers(low, top + 1, (6, 37))).to(torch.int8)
+    assert torch.equal(unpack(pack(codes, low, top), low, top, (6, 37)), codes)
+
+
+def test_the_codes_in_a_byte():
+    assert [in_a_byte(low, top) for low, top in ((-1, 1), (-2, 1), (-7, 7), (-8, 7), (-127, 127))
+            ] == [(5, 3), (4, 4), (2, 16), (2, 16), (1, 256)]
 
 
 # ---- scales
