@@ -1,5 +1,6 @@
 """What is given of s10: a draft model in an engine, and how many guesses a step is worth."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -19,7 +20,7 @@ from layer3_system import (
 from layer3_system.engine.drafts import Drafter
 from layer3_system.engine.lengths import Lengths, StepCost, best_counts
 from layer3_system.s07_engine import Engine, build_step
-from layer3_system.speculation import ModelDrafter
+from layer3_system.speculation import ModelDrafter, shares_of
 from layer3_system.testing.mock_llama import ByteTokenizer
 
 LIMIT = 24.3            # χ² of 7 degrees of freedom: 1 in 1,000
@@ -106,27 +107,67 @@ class Eight(MockLlama):
         return rows if every else rows[batch.cu_q[1:].long() - 1]
 
 
-@pytest.mark.parametrize("asked, length", [
-    pytest.param({}, 320, marks=pytest.mark.slow),
-    ({"temperature": 0.6, "top_p": 0.9}, 160), ({"seed": 0}, 80)])
-def test_sampled_tokens_have_the_distribution_of_the_model(asked, length):
-    """χ² over 64 answers, without a seed and with one each: 20,480 tokens, 10,240 and 5,120."""
-    e = engine(ModelDrafter(Eight(1), 3, 4000, 4), P=4000, model=Eight())
+def distances(drafter, asked, length):
+    """χ² of the tokens at odd and at even places, of 64 answers with these guesses. AssertionError:
+    a token came that top_p cuts off."""
+    e = engine(drafter, P=4000, model=Eight())
     seeds = [{"seed": i} if "seed" in asked else {} for i in range(64)]
     outputs = run(e, *[asked | seed for seed in seeds], length=length, check=lambda _: None)
     counts = np.zeros((2, 8))
     for i, output in enumerate(outputs):
         for place, token in enumerate(output):
             counts[(4 + i + place) % 2, token] += 1
+    assert 0.2 < e.drafter.hits[0] / e.drafter.drafts < 0.98
+    values = []
     for parity, row in enumerate(counts):
         z = Eight().table[parity].double() / asked.get("temperature", 1)
         shares = torch.softmax(z, -1).numpy()
         kept = shares >= np.sort(shares)[::-1][np.searchsorted(
             np.cumsum(np.sort(shares)[::-1]), asked.get("top_p", 1) - 1e-12)]
         want = row.sum() * shares * kept / shares[kept].sum()
-        assert not row[~kept].any()
-        assert ((row - want)[kept] ** 2 / want[kept]).sum() < LIMIT
-    assert 0.2 < e.drafter.hits[0] / e.drafter.drafts < 0.98
+        assert not row[~kept].any(), "a token that top_p cuts off"
+        values.append(((row - want)[kept] ** 2 / want[kept]).sum())
+    return values
+
+
+@pytest.mark.parametrize("asked, length", [
+    pytest.param({}, 320, marks=pytest.mark.slow),
+    ({"temperature": 0.6, "top_p": 0.9}, 160), ({"seed": 0}, 80)])
+def test_sampled_tokens_have_the_distribution_of_the_model(asked, length):
+    """Without a seed and with one each: 20,480 tokens, 10,240 and 5,120."""
+    assert max(distances(ModelDrafter(Eight(1), 3, 4000, 4), asked, length)) < LIMIT
+
+
+class OtherTemperature(ModelDrafter):
+    """Draws its guesses at half the temperature, and tells the shares of the whole."""
+
+    def add_guess(self, request, z, place):
+        super().add_guess(request, 2 * z, place)
+        self.shares[request][-1] = shares_of(z, request)
+
+
+class CutByTheDraftAlone(ModelDrafter):
+    """Decides with the model's shares as they were before top_p."""
+
+    def draw(self, draws, scores, sample):
+        requests = {draw.request for draw in draws}
+        before = {request: request.params for request in requests}
+        for request in requests:
+            request.params = replace(request.params, top_p=1.0)
+        tokens = super().draw(draws, scores, sample)
+        for request, params in before.items():
+            request.params = params
+        return tokens
+
+
+def test_a_draft_at_another_temperature_than_it_tells_is_seen():
+    wrong = OtherTemperature(Eight(1), 3, 4000, 4)
+    assert min(distances(wrong, {"temperature": 0.6}, 160)) > 3 * LIMIT
+
+
+def test_top_p_on_one_side_is_seen():
+    with pytest.raises(AssertionError, match="a token that top_p cuts off"):
+        distances(CutByTheDraftAlone(Eight(1), 3, 4000, 4), {"top_p": 0.9}, 40)
 
 
 def test_scores_that_are_not_finite_end_their_request_alone():
