@@ -86,7 +86,7 @@ def test_a_full_proof_has_every_file_lesson_and_notebook_once():
 
 def test_files_are_packed_by_what_they_take(monkeypatch):
     monkeypatch.setattr(units, "timed", lambda: {"a": 50, "b": 9, "c": 2, "d": 70, "e": 1})
-    assert units.packed(list("abcde")) == [["a", "b"], ["c"], ["d"], ["e"]]
+    assert units.packed(list("abcde"), 60) == [["a", "b"], ["c"], ["d"], ["e"]]
 
 
 def test_what_a_unit_depends_on():
