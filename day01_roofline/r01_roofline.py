@@ -23,6 +23,7 @@ class Machine:
 # From the vendors' data sheets, without sparsity. The headline figure is often the one with 2:4
 # sparsity, which is twice as high.
 ACCELERATORS = (
+    # 320 GB/s is the figure of the T4's product page; its data sheet of 2019 says 300.
     Machine("NVIDIA T4", 65e12, 0.32e12, 32e9),
     Machine("NVIDIA A100 40GB", 312e12, 1.555e12, 600e9),
     Machine("NVIDIA L4", 121e12, 0.30e12, 64e9),
@@ -52,7 +53,7 @@ def count_matmul(M, N, K, itemsize):
 def count_softmax(R, C, itemsize):
     """Softmax of each row of (R, C), fused: (FLOPs, the fewest bytes that must move).
 
-    Counts max, subtract, exp, sum and divide as one FLOP an element each: 5 in all.
+    Count 5 FLOPs for each element: one each for max, subtract, exp, sum and divide.
     """
     # exercise: a fused kernel reads each number once and writes each result once
     flops = 5 * R * C

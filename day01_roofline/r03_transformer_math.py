@@ -116,8 +116,7 @@ def intensity(m, B, T, N, itemsize):
 
 
 def decode_costs(m, N, itemsize):
-    """The costs of a decode step: (FLOPs of a sequence, bytes of the weights, bytes of a sequence).
-    """
+    """(FLOPs of a sequence, bytes of the weights, bytes of a sequence) of a decode step."""
     moved = count_bytes(m, 1, 1, N, itemsize).values()
     return (sum(count_flops(m, 1, 1, N).values()), sum(weights for weights, _, _ in moved),
             sum(new + cache for _, new, cache in moved))

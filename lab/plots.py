@@ -34,6 +34,10 @@ def roofline(name, peak, bandwidth, kernels, measured=None):
     axes.axvline(ridge, color=GREY, lw=1, ls=":")
     axes.annotate(f"ridge {ridge:.3g} FLOP/byte", (ridge, 0.02), xycoords=("data", "axes fraction"),
                   xytext=(4, 0), textcoords="offset points", color=GREY)
+    for side, words in (("right", "memory-bound"), ("left", "compute-bound")):
+        axes.annotate(words, (ridge, 0.09), xycoords=("data", "axes fraction"), ha=side,
+                      xytext=(-4 if side == "right" else 4, 0), textcoords="offset points",
+                      color=GREY)
     axes.annotate(f"peak {rate(peak, 'FLOP/s')}", (high, peak), xytext=(-4, 5), ha="right",
                   textcoords="offset points", color=INK)
     slope = low**0.15 * ridge**0.85         # high up, so that the label stays inside

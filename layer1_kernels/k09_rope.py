@@ -164,7 +164,7 @@ def rope_and_cache_triton(q, k, v, cos, sin, positions, k_pages, v_pages, slots,
 
 
 def rope(q, k, cos, sin, positions):                # (T, H, D), (T, G, D), 2 × (room, D/2), (T,)
-    """Turn the heads of q and k in place by the angles of their tokens' positions; returns None.
+    """Rotate the heads of q and k in place by the angles of their tokens' positions; returns None.
 
     q, k: float32, float16 or bfloat16, on the CPU or on CUDA; computed in fp32. They may be slices
     of one array: tokens and heads may start any distance apart, a head is contiguous. cos, sin:
@@ -217,7 +217,7 @@ def launch(q, k, cos, sin, positions, way=1):
 
 
 def rope_and_cache(q, k, v, cos, sin, positions, k_pages, v_pages, slots):
-    """rope on q in place; the turned k, and v, go to slot slots[t] of the pages, in one launch.
+    """rope on q in place; the rotated k, and v, go to slot slots[t] of the pages, in one launch.
 
     k, v (T, G, D), not changed. k_pages, v_pages (P, S, G, D), contiguous, of q's dtype: slot
     page·S + place is a place of a page. slots (T,), int64: each at most once, below P·S, not

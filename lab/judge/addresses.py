@@ -28,7 +28,8 @@ def in_64_bits(subject, name, grid, block, args, threads, what, row=ROWS - 1, **
     else:
         beyond = 0
     expected = row * threads
+    wide = "a size_t" if block else "64 bits wide, as by .to(tl.int64),"     # no block: Triton
     assert beyond >= expected, mistake("short_index", (
-        f"{name}, {row + 1} rows of 2^{33 - row.bit_length()} numbers: {beyond} threads reach "
-        f"beyond row 0 of {what}, expected {expected}. Row {row} begins at 2^32, and a product of "
-        f"two ints has 32 bits: make one factor a size_t before they are multiplied"))
+        f"{name}, rows of 2^{33 - row.bit_length()} numbers: row {row} begins at 2^32, which a "
+        f"product of 32 bits cannot hold. Make one factor {wide} before you multiply. {beyond} "
+        f"threads reach beyond row 0 of {what}, expected {expected}"))

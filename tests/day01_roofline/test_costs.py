@@ -19,6 +19,7 @@ from day01_roofline import (
     intensity,
     layer_matrices,
 )
+from day01_roofline.tables import step_table
 
 H100 = 989e12, 3.35e12          # FLOP/s, byte/s
 RAGGED = (LlamaShape("", 13, 357, 21, 3, 11, 37, 101, False),
@@ -98,3 +99,16 @@ def test_count_conv_refuses_ragged_groups():
 def test_a_batch_on_the_ridge_is_enough_also_where_its_times_are_no_binary_fractions():
     """3 · 4 / 3 seconds of arithmetic, 1 + 3 of bytes."""
     assert decode_batch(4, 1, 1, 3, 1) == 3
+
+
+def test_step_table():
+    """Two steps side by side, of any order of keys; the last row is the whole step."""
+    names = ("lm_head", "down", "gate_up", "out", "attention", "qkv")
+    flops, moved = ({name: by * 10**9 for by, name in enumerate(names, 1)} for _ in range(2))
+    moved = {name: 2 * count for name, count in moved.items()}
+    _, head, *rows = step_table({"one": (flops, moved), "two": (moved, flops)}).splitlines()
+    assert head.split() == ["GFLOP", "GB", "FLOP/byte"] * 2
+    assert [row.split() for row in rows] == [
+        *([name, f"{by}.0", f"{2 * by}.0", "0.5", f"{2 * by}.0", f"{by}.0", "2.0"]
+          for by, name in reversed(list(enumerate(names, 1)))),
+        ["total", "21.0", "42.0", "0.5", "42.0", "21.0", "2.0"]]

@@ -317,31 +317,37 @@ def test_bound__unseen(unseen, rng):
 
 
 def test_predict_intensity_of_matmul(subject):
-    got, n = subject.predict_intensity_of_matmul(), 4096
+    name, n = "predict_intensity_of_matmul", 4096
     flops, moved = 2 * n**3, 3 * n**2 * 2
-    assert isinstance(got, Real), f"a prediction is a number, got {got!r}"
-    name, near = ("too_low", "too low") if got < flops / moved else ("too_high", "too high")
+    got = number(name, subject.predict_intensity_of_matmul())
+    label, near = ("too_low", "too low") if got < flops / moved else ("too_high", "too high")
     if abs(got - flops / moved / 2) < 0.05 * flops / moved:
-        name = "one_flop"
-        near = "half of it: a multiply-add is two operations"
+        label = "one_flop"
+        near = "half the right value: a multiply-add is two operations"
     elif abs(got - flops / moved * 2) < 0.05 * flops / moved:
-        name = "one_byte"
+        label = "one_byte"
         near = "twice the right value: a 16-bit number takes two bytes"
     assert abs(got / (flops / moved) - 1) < 0.05, mistake(
-        name, f"intensity of the matmul: {got:g} FLOP/byte is {near}; write down FLOPs and bytes, "
-              f"then divide", near)
+        label, f"{name}: predicted {got:g} FLOP/byte, which is {near}. Write down the FLOPs and "
+               f"the bytes, then divide.", near)
 
 
 def test_predict_gain_of_doubled_peak(subject):
-    got = subject.predict_gain_of_doubled_peak()
+    name = "predict_gain_of_doubled_peak"
+    got = number(name, subject.predict_gain_of_doubled_peak())
     want = times(4096**2, PEAK) / times(4096**2, 2 * PEAK)
-    assert isinstance(got, Real), f"a prediction is a number, got {got!r}"
-    name, why = (
-        ("compute_roof", "that would be true of a kernel under the compute roof") if got == 2 else
+    label, why = (
+        ("compute_roof", "that would be true of a compute-bound kernel") if got == 2 else
         ("slower", "a faster chip slows nothing down") if got < want else
-        ("bytes_forgotten", "its bytes still arrive at the same speed"))
+        ("bytes_forgotten", "the addition's bytes still arrive at the same speed"))
     assert abs(got - want) < 0.05, mistake(
-        name, f"the addition does not get {got:g} times faster: {why}", why)
+        label, f"{name}: predicted {got:g} times as fast, but {why}", why)
+
+
+def number(name, got):
+    """A prediction, if it is a number."""
+    assert isinstance(got, Real), mistake("no_number", f"{name}: expected a number, got {got!r}")
+    return got
 
 
 def pair(got, call):

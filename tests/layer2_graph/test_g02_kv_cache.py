@@ -36,7 +36,7 @@ def test_predict_gain(subject, truth):
     (flops, moved), (less, fewer) = truth(lambda: [step(N), step(1)])
     want = max(flops / peak, moved / bandwidth) / max(less / peak, fewer / bandwidth)
     got = subject.predict_gain()
-    assert isinstance(got, (int, float)), f"a prediction is a number, got {got!r}"
+    assert isinstance(got, (int, float)), f"predict_gain: expected a number, got {got!r}"
 
     def like(value, share=0.15):
         return abs(got / value - 1) < share
@@ -70,7 +70,7 @@ def test_predict_gain(subject, truth):
         ("per_cent", "too high: is it in per cent? How many times as long a step takes is asked "
                      "for") if like(100 * want, 0.05) else
         ("too_low", f"too low{of_a_step}") if got < want else ("too_high", f"too high{of_a_step}"))
-    assert like(want), mistake(name, f"predict_gain: {got:g} is {near}", near)
+    assert like(want), mistake(name, f"predict_gain: predicted {got:g}, which is {near}", near)
 
 
 # ---- places
