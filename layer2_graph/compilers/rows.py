@@ -40,7 +40,7 @@ class CompilerRow:
     missing: str = ""
     operations: list[str] = field(default_factory=list)     # names of what is launched, in order
     seconds: float = 0.0                # of CPU, to the first result, or to what is not run here
-    error: float | None = None          # the largest difference from PyTorch's result; None: not run
+    error: float | None = None          # the largest difference from PyTorch's; None: not run
     compilations: list[int] = field(default_factory=list)   # after T and each of LATER, if counted
 
 

@@ -97,7 +97,7 @@ def test_an_interface_is_written_from_the_code():
         "    # The factor of attention's scores.",
         "",
         "ops.rope(q, k, cos, sin, positions)    # (T, H, D), (T, G, D), 2 × (room, D/2), (T,)",
-        "    # Turn the heads of q and k in place by the angles of their tokens' positions; "
+        "    # Rotate the heads of q and k in place by the angles of their tokens' positions; "
         "returns None.",
         "```"]
 
