@@ -5,11 +5,13 @@
 
 import json
 from functools import cache
+from statistics import median
 
 import pytest
 import torch
 
 from day01_roofline import ACCELERATORS, LLAMAS, Machine, attended, count_bytes, count_flops
+from day02_overview import read_trace
 from lab.judge.mocks import Watched
 from layer1_kernels import kernels
 from layer2_graph import load
@@ -203,3 +205,21 @@ def test_the_record_says_what_s05_says_of_it():
     assert least.rate / whole.rate == pytest.approx(1 / 3, abs=0.03)
     assert kept.rate / whole.rate == pytest.approx(0.96, abs=0.005)
     assert kept.p95 / whole.p95 == pytest.approx(1 / 3, abs=0.03)
+
+
+def test_seven_in_eight_steps_contain_no_prompt_and_the_median_sees_only_those():
+    """No chunk size has a better median gap; a step takes ten times as long as the weights."""
+    record = json.loads(chunk_sizes.RECORD.read_text("utf-8"))
+    whole = record["beside"]["448"]
+    assert record["prompts"] / whole["steps"] == 1 / 8
+    medians = {chunk: median(row["gaps"]) for chunk, row in record["beside"].items()}
+    assert min(medians, key=medians.get) == "448"
+    weights = sum(w.nbytes for w in load(SMALL, dtype=torch.float32).weights.values())
+    seconds = weights / read_trace().about["machine"]["bandwidth"]
+    assert round(1e3 * seconds, 1) == 0.3
+    assert medians["8"] / seconds == pytest.approx(10, rel=0.1)
+    assert medians["8"] / medians["16"] > 0.9
+
+
+def test_a_prompt_of_12_beside_three_is_cut_into_5_5_and_2():
+    assert chunks_of(12, 3, 8) == [5, 5, 2]

@@ -164,3 +164,16 @@ def test_lines_of_bytes_pass_through_what_was_counted():
 def test_an_error_of_nothing_is_drawn():
     line, = pictures.position_errors({"none": torch.tensor([0.0, 1.0])}).axes[0].lines
     assert line.get_ydata().tolist() == pytest.approx([1e-8, 1.0])
+
+
+def test_bytes_cross_at_2_ranks_where_all_heads_have_keys_and_at_5_in_groups_of_four():
+    both = {"all": (32, 32), "grouped": (32, 8)}
+    lines = pictures.context_bytes(both, 131_072, 128, 2).axes[0].lines
+    for (H, G), ring, trade in zip(both.values(), lines[::2], lines[1::2], strict=False):
+        cross = (H + G) // G
+        assert cross == (2 if G == H else 5)
+        sizes = dict(zip(ring.get_xdata(), ring.get_ydata(), strict=True))
+        for ranks_of, size in zip(trade.get_xdata(), trade.get_ydata(), strict=True):
+            same = size == pytest.approx(sizes[ranks_of])
+            assert same == (ranks_of == cross)
+            assert same or (size < sizes[ranks_of]) == (ranks_of > cross)

@@ -1,5 +1,6 @@
 """What is given of s12: both sides, the router, the wires, real processes that are killed."""
 
+import json
 import os
 import socket
 from functools import partial
@@ -13,10 +14,13 @@ import numpy as np
 import pytest
 import torch
 
+from day01_roofline import LLAMAS, kv_bytes_per_token
 from day02_overview import NANO
 from layer2_graph import Llama, load
 from layer3_system import SamplingParams
 from layer3_system.bench.s12_disaggregation import (
+    PANELS,
+    RECORD,
     Answers,
     P,
     small_parts,
@@ -31,12 +35,23 @@ from layer3_system.disaggregation.fleet import Fleet, send_all
 from layer3_system.disaggregation.parts import Part, Ticket, checksum
 from layer3_system.disaggregation.router import Router
 from layer3_system.disaggregation.sides import DecodeSide, PrefillSide
+from layer3_system.disaggregation.timeline import (
+    BUDGETS,
+    PROMPT,
+    STEP,
+    WRITER,
+    frontier,
+    machine,
+    split,
+)
 from layer3_system.disaggregation.wires import PartListener, TcpWire, pack, unpack
 from layer3_system.engine.drafts import Drafter
 from layer3_system.s01_request import RequestError
+from layer3_system.s03_static_batching import Job
 from layer3_system.s04_continuous_batching import Scheduler
 from layer3_system.s06_prefix_cache import PrefixPool
 from layer3_system.s07_engine import Engine, check_engine
+from layer3_system.s09_load_test import Objective
 from layer3_system.s10_speculative import lookup
 from layer3_system.s12_disaggregation import Inbox, Outbox
 from layer3_system.testing.mock_llama import ByteTokenizer, MockLlama
@@ -337,3 +352,47 @@ def test_processes_write_what_one_engine_writes():
             answers.take(processes.poll(0.05))
     right = written_alone(answers.requests.values())
     assert not answers.wrong(lambda request: right[request.id], set())
+
+
+# ---- what s12 says of two machines on paper
+
+
+def test_smaller_chunks_shorten_gaps_and_a_split_answer_notices_no_prompt():
+    """A step costs 10 ms, 0.4 ms a prompt token and 0.6 ms a request that writes."""
+    assert (STEP, PROMPT, WRITER) == (0.010, 0.0004, 0.0006)
+    jobs = [Job(0.0, 20, 100), *(Job(0.3 * i + 0.1, 500, 20) for i in range(5))]
+    large, small, apart = machine(jobs, 256)[0], machine(jobs, 64)[0], split(jobs, 256)[0]
+    gaps = [max(np.diff(times)) for times in (large, small, apart)]
+    assert gaps[1] < 0.5 * gaps[0] and gaps[2] < STEP + 2 * WRITER + PROMPT
+    assert small[-1] >= large[-1] - 1e-9 and apart[-1] < 0.6 * large[-1]
+
+
+def test_a_machine_for_short_prompts_works_14_percent_of_the_time():
+    """It could take 29 requests a second; the other, with 200 steps an answer, serves 4."""
+    prompt = STEP + 60 * PROMPT
+    seats = int((0.020 - STEP) / WRITER)
+    served = seats / (200 * (STEP + seats * WRITER))
+    assert (round(1e3 * prompt), round(1 / prompt)) == (34, 29)
+    assert (round(served), round(served * prompt, 2)) == (4, 0.14)
+
+
+def test_a_slow_wire_takes_longer_than_the_prompt():
+    each = kv_bytes_per_token(LLAMAS["Llama-3.1-8B"], 2)
+    assert round(8192 * each / 1e9, 2) == 1.07 and each == 131_072
+
+
+def test_the_panels_of_s12_are_won_as_it_says():
+    """Long prompts and a tight TPOT: split keeps up for longer. Otherwise together does."""
+    panels = json.loads(RECORD.read_text("utf-8"))["model"]
+    assert list(panels) == list(PANELS) and len(BUDGETS) == 3
+    prompt, answer, tpot, _ = PANELS["500 in, 150 out, 20 ms a token"]
+    again = frontier(prompt, answer, Objective(1.5, tpot), [3], count=300)
+    assert again["split"] == [pytest.approx(panels["500 in, 150 out, 20 ms a token"]["split"][2],
+                                            abs=5e-4)]
+    last = []
+    for panel in panels.values():
+        keeps = {kind: max(rate for rate, good in zip(panel["offered"], panel[kind], strict=True)
+                           if good > 0.95 * rate) for kind in ("together", "split")}
+        last.append((keeps["together"], keeps["split"]))
+    assert last[0][0] < last[0][1]
+    assert all(together > apart for together, apart in last[1:])

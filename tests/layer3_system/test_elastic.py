@@ -33,7 +33,7 @@ from layer3_system.checkpoint import (
     write_manifest,
 )
 from layer3_system.s31_fault_tolerance import capture, commit, last_good, restore
-from layer3_system.testing.crash_disk import Disk
+from layer3_system.testing.crash_disk import Crash, Disk
 from layer3_system.training.failures import HOUR, MONTH, expected_loss, month, share
 from layer3_system.training.group import GlooGroup
 from layer3_system.training.loop import TrainingError
@@ -459,3 +459,25 @@ def test_a_save_that_fails_is_said_and_the_last_good_stays(tmp_path):
     assert "the last good step is 4" in text
     assert last_good(Folder(tmp_path / "full")) == 4
     assert len(own) >= 8
+
+
+# ---- what s31 says of its pictures
+
+
+def test_saving_every_5_minutes_loses_more_than_failures_and_a_day_the_reverse():
+    often, seldom = (month(tau, 60, 48 * HOUR, 600, seed=0) for tau in (300, 24 * HOUR))
+    assert share(often, "saving") > 10 * share(often, "lost")
+    assert share(seldom, "lost") > 10 * share(seldom, "saving")
+
+
+def test_all_disks_say_step_9_until_the_rename_and_step_10_after_the_folders_sync():
+    """Only then does any rank return."""
+    before = Crash([b"rank %d, step 9" % r for r in range(3)], {}, 9, 0, commit).stops[-1]
+    crash = Crash([b"rank %d, step 10" % r for r in range(3)], before["processes"], 10, 3, commit)
+    kinds = [operation for _, operation, _ in crash.log]
+    rename, sync = kinds.index("rename") + 1, kinds.index("sync_folder") + 1
+    for stop in crash.stops:
+        n = stop["operations"]
+        steps = {last_good(Disk(disk)) for disk in stop["power"]}
+        assert steps == ({9} if n < rename else {9, 10} if n < sync else {10})
+        assert not stop["returned"] or n >= sync

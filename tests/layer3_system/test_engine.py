@@ -1,13 +1,18 @@
 """An engine on each back end, under faults, and in a soak of random steps."""
 
+import re
+from statistics import mean
+
 import pytest
 import torch
 
+from day01_roofline import ACCELERATORS, LLAMAS, decode_costs
 from day02_overview import NANO
-from lab import device, simulator
+from lab import course, device, simulator
 from layer1_kernels import kernels
-from layer2_graph import PagedCache, greedy, load
+from layer2_graph import PagedCache, Tokenizer, greedy, load
 from layer2_graph.generate import ROUNDING
+from layer2_graph.models import SMALL
 from layer3_system import (
     BlockPool,
     Broken,
@@ -16,6 +21,8 @@ from layer3_system import (
     MockLlama,
     Pages,
     PrefixPool,
+    Recorder,
+    SamplingParams,
     Scheduler,
 )
 from layer3_system.bench.soak import KINDS, RECORD, alone, line, soak
@@ -181,3 +188,76 @@ def test_a_soak_sees_what_breaks(monkeypatch):
     monkeypatch.setattr("layer3_system.bench.soak.alone", lambda request, scores: [0])
     with pytest.raises(Broken, match="request-"):
         soak("plain", 100)
+
+
+# ---- what s07 says of its example and of an H100
+
+GIRL = "Once upon a time there was a little girl named Lily. She"
+ASKS = {"a": (GIRL + " had a red ball", 30), "b": ("Tom saw a dog", 24),
+        "c": (GIRL + " went to the park with her mom. They saw a big tree", 16),
+        "d": ("The cat", 40), "e": (GIRL + " was sad", 12), "f": ("One day", 20)}
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """Matrices this small gain nothing from a second one, which other work may hold up."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def history(one_thread):
+    """The notes of s07's six requests on 15 pages of 8 slots."""
+    model = load(SMALL, dtype=torch.float32)
+    words = Tokenizer(SMALL, model.config)
+    pool = PrefixPool(15, 8)
+    recorder = Recorder(Engine(model, words, pool, Scheduler(pool, max_seqs=8, budget=24)),
+                        pages=True)
+    requests = {name: recorder.engine.submit(words.encode(text), SamplingParams(
+        max_tokens=length, temperature=0, ignore_eos=True), id=name)[0]
+        for name, (text, length) in ASKS.items()}
+    recorder.run(9)
+    recorder.engine.abort([requests["d"]])
+    return recorder.run()
+
+
+def test_step_0_of_s07_ends_in_bs_prompt_and_two_pages_are_shared(history):
+    counts = {name: sum(note["prompts"].get(name, 0) for note in history) for name in "abce"}
+    assert history[0]["prompts"] == {"a": 20, "b": 4} and counts["b"] == 7
+    assert history[0]["waiting"] == ["c", "d", "e", "f"]
+    assert (counts["c"], counts["e"]) == (16, 2)            # of 32 and of 18
+    pages = history[3]["pages"]
+    assert all(pages["requests"][name]["table"][:2] == [0, 1] for name in "ace")
+    assert pages["refs"][:2] == [3, 3]
+
+
+def test_f_of_s07_waits_four_steps_and_computes_6_of_14_tokens_again(history):
+    assert [i for i, note in enumerate(history) if note["preempted"]] == [13]
+    assert history[13]["preempted"] == ["f"]
+    assert [i for i in range(2, 25) if "f" not in history[i]["counts"]] == [13, 14, 15, 16]
+    written = sum(len(note["new"].get("f", [])) for note in history[:13])
+    assert (3 + written, history[17]["counts"]["f"]) == (14, 6)
+    table = history[17]["pages"]["requests"]["f"]["table"]
+    assert table[0] in history[16]["pages"]["remembered"], "8 of them were still in a page"
+
+
+def test_the_small_model_has_2_million_parameters_in_8_megabytes():
+    weights = load(SMALL, dtype=torch.float32).weights.values()
+    assert round(sum(w.numel() for w in weights) / 1e6, 2) == 1.97
+    assert round(sum(w.nbytes for w in weights) / 1e6) == 8
+
+
+def test_a_step_of_an_8b_model_on_an_h100_takes_4_5_ms():
+    _, weights, _ = decode_costs(LLAMAS["Llama-3.1-8B"], 1, 2)
+    h100 = next(machine for machine in ACCELERATORS if machine.name == "NVIDIA H100 SXM")
+    assert round(weights / 1e9, 1) == 15.0
+    assert round(1e3 * weights / h100.bandwidth, 1) == 4.5
+
+
+def test_the_four_functions_of_s07_have_about_ten_lines():
+    stubs = "".join(course.find("s07_engine").stubs.values())
+    lines = dict(re.findall(r"(\w+): about (\d+) lines", stubs))
+    counts = [int(lines[name]) for name in ("build_step", "to_draw", "run_step", "end_request")]
+    assert mean(counts) == pytest.approx(10, abs=1) and max(counts) < 15

@@ -1,5 +1,8 @@
 """Expert parallelism beyond its exercises: a whole layer, a Llama, two ways compared, refusals."""
 
+import json
+from collections import Counter
+
 import pytest
 import torch
 
@@ -179,3 +182,36 @@ def test_pictures():
     assert [text.get_text() for text in loads.axes[0].texts] == ["0", "1", "2", "3", "1.25"]
     lines = pictures.rows_by_k({"EP": {1: 1.5}, "TP": {1: 6.0}}, 4, (8,))
     assert [line.get_ydata()[0] for line in lines.axes[0].lines[:2]] == [1.5, 6]
+
+
+# ---- what s24 says of calls and of loads
+
+
+def test_a_layer_makes_three_all_to_alls_and_tensors_two_collectives(ranks, rng):
+    """Forward has three counts of 8 bytes more on each wire than backward."""
+    x, up = draw(rng, (12, C), (12, C))
+    own = weights(rng)
+    ep = ranks(f"{DRIVER}:by_experts", [(x, *own, 2, up)] * 4)
+    tp = ranks(f"{DRIVER}:by_tensors", [(x, *own, 2)] * 4)
+    calls = [Counter(c.name for c in run.during("forward").collectives if c.rank == 0)
+             for run in (ep, tp)]
+    assert [sum(count.values()) for count in calls] == [3, 2]
+    assert len(calls[0]) == 1
+    more = ep.during("forward").matrix() - ep.during("backward").matrix().T
+    assert {*more[~torch.eye(4, dtype=torch.bool).numpy()].tolist()} == {E // 4 * 8} == {24}
+
+
+def test_recorded_loads_are_as_uneven_as_s24_and_s26_say():
+    """1.67 times the mean, on rank 0, whose first expert has more than a rank's share. With the
+    bias all are near it."""
+    loads = {name: json.loads((TWINS / "runs" / f"{name}-0.json").read_text("utf-8"))["loads"][2]
+             for name in ("moe_unbalanced", "moe_bias")}
+    busiest = {}
+    for name, row in loads.items():
+        ranks_of = [sum(row[i:i + 2]) for i in range(0, 8, 2)]
+        busiest[name] = max(ranks_of) / (sum(row) / 4), ranks_of.index(max(ranks_of))
+    row = loads["moe_unbalanced"]
+    assert round(busiest["moe_unbalanced"][0], 2) == 1.67 and busiest["moe_unbalanced"][1] == 0
+    assert row[0] > sum(row) / 4
+    assert max(sum(row[e] for e in own) for own in place_experts(row, 4)) > 1.4 * sum(row) / 4
+    assert busiest["moe_bias"][0] < 1.03

@@ -2,20 +2,29 @@
 
 import json
 from dataclasses import astuple, replace
+from statistics import mean
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from day01_roofline import LlamaShape
+from day01_roofline import LLAMAS, LlamaShape
 from lab import course
 from lab.judge.failures import Raised
 from lab.judge.isolate import running
 from layer3_system.bench import s26_planner as bench
-from layer3_system.plan_costs import step_flops
-from layer3_system.planner import Architecture, Cluster, TrainingPlan, plan_faults
-from layer3_system.s26_planner import rank_bytes
+from layer3_system.pictures.plans import CUTS
+from layer3_system.plan_costs import step_flops, total_seconds
+from layer3_system.planner import (
+    ARCHITECTURES,
+    Architecture,
+    Cluster,
+    TrainingPlan,
+    plan_faults,
+)
+from layer3_system.s26_planner import best_plans, plan_seconds, rank_bytes
 from layer3_system.testing.plan_ranks import PlanLlama, draw_batch
+from layer3_system.token_costs import decode_seconds, token_costs
 
 SHAPE = LlamaShape("toy", L=4, C=32, H=4, G=4, D=8, F=48, V=64, tied=False)
 BATCH = 8
@@ -141,3 +150,76 @@ def test_published_plans_are_what_they_say():
         if size > 18:
             half = replace(plan, pp=pp // 2) if pp > 1 else replace(plan, tp=tp // 2)
             assert rank_bytes(gpt, half, 2048, batch) > 80e9
+
+
+# ---- what s26 says of its pictures
+
+BIG = ARCHITECTURES["405B"]
+PUBLISHED = TrainingPlan(dp=64, tp=8, pp=16, v=8)
+LLAMA = LLAMAS["Llama-3.1-8B"]
+
+
+def test_tensor_parallelism_is_far_from_8_times_as_fast():
+    """Of eight kinds it alone makes a token come sooner. A round is assumed to take 2 µs, and a
+    piece of cp has at least 4,096 tokens."""
+    costs = token_costs(LLAMA, Cluster(8), 2000, 8)
+    alone = costs["one rank"].seconds
+    assert [kind for kind in CUTS if costs[kind].seconds < alone] == ["tp"] and len(CUTS) == 8
+    assert alone / costs["tp"].seconds < 2.5
+    assert (Cluster(8).alpha, Cluster(8).shard, Cluster(8).efficiency) == (2e-6, 4096, 0.54)
+
+
+def test_a_third_of_a_step_is_a_bubble_without_pieces_and_dp_adds_nothing():
+    parts = plan_seconds(BIG, Cluster(8192), replace(PUBLISHED, v=1), 8192, 2048)
+    whole = total_seconds(parts)
+    assert PUBLISHED.micro_batches(2048) == 32
+    assert parts["bubble"] / whole == pytest.approx(1 / 3, abs=0.02)
+    assert parts["dp"] > 0 and total_seconds(parts | {"dp": 0}) == whole
+    assert PUBLISHED.pp * PUBLISHED.v == BIG.shape.L + 2 == 128
+
+
+def test_plans_differ_fortyfold_and_the_fastest_by_a_few_per_cent():
+    lean = replace(BIG, dropped=(*BIG.dropped, "hidden"))
+    every = [seconds for seconds, _ in best_plans(lean, Cluster(8192, memory=1e15), 8192, 2048,
+                                                  10**6)]
+    assert every[-1] / every[0] == pytest.approx(40, rel=0.05)
+    fitting = [seconds for seconds, _ in best_plans(lean, Cluster(8192), 8192, 2048, 6)]
+    assert fitting[-1] / fitting[0] < 1.05
+
+
+def test_gpts_come_out_within_8_percent_from_18_to_310_billion():
+    """The first reached 44 % of the peak, the last 52 %."""
+    published = json.loads(bench.MEGATRON.read_text("utf-8"))
+    errors = {}
+    for size, H, C, L, tp, pp, W, batch, rate in published["rows"]:
+        gpt = Architecture(LlamaShape("GPT", L=L, C=C, H=H, G=H, D=C // H, F=C // 3 * 8, V=51200,
+                                      tied=True))
+        plan = TrainingPlan(W // (tp * pp), tp, pp, zero=0, recompute=True)
+        seconds = total_seconds(plan_seconds(gpt, Cluster(W, **published["cluster"]), plan, 2048,
+                                             batch))
+        flops = 96 * batch * 2048 * L * C**2 * (1 + 2048 / (6 * C) + 51200 / (16 * L * C))
+        errors[size] = flops / W / 1e12 / seconds / rate - 1
+    assert max(round(abs(e), 2) for size, e in errors.items() if 18 < size < 311) == 0.08
+    peak = published["cluster"]["peak"] / 1e12
+    assert [round(row[-1] / peak, 2) for row in (published["rows"][0], published["rows"][-1])] == [
+        0.44, 0.52]
+
+
+def test_plans_that_send_often_amid_a_step_exceed_their_prediction_most():
+    rows = json.loads(bench.RECORD.read_text("utf-8"))["rows"]
+    worst = sorted(rows, key=lambda row: row["predicted"] / row["median"])[:2]
+    assert {row["plan"] for row in worst} == {"tp 4, M = 4", "dp 4, zero 2"}
+    assert (len(rows), bench.BATCH, bench.W) == (12, 8, 4)
+
+
+def test_tp_8_lies_inside_tp_4_and_fewer_ranks_are_a_third_shorter():
+    def points(tp):
+        for b in (2**i for i in range(9)):
+            seconds = decode_seconds(LLAMA, Cluster(8), tp, b, 2304)
+            yield 1 / seconds, b / seconds / tp
+
+    assert all(any(user >= u and gpu >= g for user, gpu in points(4)) for u, g in points(8))
+    rows = json.loads(bench.OUTSIDE.read_text("utf-8"))["rows"]
+    ratios = [decode_seconds(LLAMA, Cluster(8), row["tp"], 1, 2176) / row["tpot"] for row in rows]
+    assert mean(ratios[:3]) == pytest.approx(2 / 3, abs=0.02) and ratios[3] > 1
+    assert min(rows, key=lambda row: row["tpot"])["tp"] == 8

@@ -9,6 +9,7 @@ from itertools import combinations
 import pytest
 import torch
 
+from day01_roofline import LLAMAS
 from lab import course
 from lab.course import ROOT
 from lab.judge.isolate import running
@@ -228,3 +229,22 @@ def test_pictures():
     assert [t.get_text() for t in figure.axes[0].texts] == [str(j) for _, _, j in runs["GPipe"]]
     lines = pictures.kept_lines({"GPipe": runs["GPipe"]}, 4).axes[0].lines
     assert [max(line.get_ydata()) for line in lines] == [3, 3, 3, 3]
+
+
+# ---- what s23 says of whole batches, of ZB-H1 and of a large model
+
+
+def test_one_batch_through_four_stages_leaves_three_quarters_idle():
+    assert bubble(played(gpipe, 4, 1, FB), 4) == pytest.approx(3 / 4)
+
+
+def test_zb_h1_keeps_on_every_stage_what_1f1b_keeps_on_its_first():
+    for p, m in ((4, 4), (4, 8), (8, 32)):
+        first = peak_kept(one_forward_one_backward(0, p, m))
+        assert [peak_kept(zero_bubble(i, p, m)) for i in range(p)] == [first] * p
+
+
+def test_llama_3_8b_has_layers_of_218_million_weights_and_a_head_of_525():
+    m = LLAMAS["Llama-3.1-8B"]
+    layer = 2 * m.C * m.H * m.D + 2 * m.C * m.G * m.D + 3 * m.C * m.F
+    assert (m.L, round(layer / 1e6), round(m.V * m.C / 1e6)) == (32, 218, 525)

@@ -1,12 +1,15 @@
 """A model on pages from a pool."""
 
+import numpy as np
 import pytest
 import torch
 
+from day01_roofline import LLAMAS, kv_bytes_per_token
+from day02_overview import encode
 from layer2_graph import greedy
 from layer2_graph.testing.random_llama import random_llama
 from layer3_system import BlockPool, check_pool
-from layer3_system.s02_block_pool import PooledCache
+from layer3_system.s02_block_pool import PooledCache, pages_for, predict_pages
 from tests.layer3_system.oracle_s02_block_pool import counted
 
 
@@ -66,3 +69,61 @@ def test_who_finds_no_page_is_told_and_keeps_what_it_had():
     cache.leave("a")
     assert cache.reserve("b", 2) and cache.tables == {"b": [0, 1]}
     check_pool(cache.pool, cache.tables.values())
+
+
+# ---- what s02 says of its examples
+
+
+def test_the_ten_texts_of_s02_reach_56_tokens():
+    """Two rooms of 64 or 16 pages of 8 hold 128; the prompt of the four answers has 19."""
+    texts = ["a warp has", "the ridge is where", "a page", "memory", "a kernel is", "shared memory",
+             "the cache", "a token", "a block of threads", "attention"]
+    lengths = [len(encode(text)) + 12 + 7 * i % 31 for i, text in enumerate(texts)]
+    assert (len(lengths), max(lengths)) == (10, 56)
+    assert len(encode("the ridge is where")) == 19
+
+
+def test_three_of_four_answers_copy_the_page_that_they_share():
+    pool = BlockPool(32, 8)
+    tables = [[]]
+    pool.grow(tables[0], 19)
+    for _ in range(3):
+        tables.append(list(tables[0]))
+        pool.share(tables[-1])
+    copies = [pool.copy_on_write(table, 19 // 8) for table in tables]
+    assert [copy is None for copy in copies] == [False, False, False, True]
+    assert {old for old, _ in copies[:3]} == {tables[3][2]} == {2}
+
+
+def test_a_page_of_16_slots_of_the_8b_model_has_2_1_megabytes():
+    each = kv_bytes_per_token(LLAMAS["Llama-3.1-8B"], 2)
+    assert (round(each / 1e3), round(16 * each / 1e6, 1)) == (131, 2.1)
+
+
+def means(S):
+    """(tokens, slots held, entries of all tables) of s02's 64 conversations, over 2000 steps."""
+    rng = np.random.default_rng(0)
+    lengths = np.clip(rng.lognormal(np.log(200), 1, (4000, 2)).astype(int), 1, 4096)
+    queue = iter(lengths.tolist())
+    now, end = np.array([(n, n + more) for n, more in (next(queue) for _ in range(64))]).T
+    rows = []
+    for _ in range(2000):
+        pages = pages_for(now, S).sum()
+        rows.append((now.sum(), pages * S, pages))
+        now = now + 1
+        for i in np.flatnonzero(now > end):
+            now[i], more = next(queue)
+            end[i] = now[i] + more
+    return np.mean(rows, 0)
+
+
+def test_half_of_a_large_page_is_empty_and_small_pages_have_long_tables():
+    """126 of 256 slots a conversation, 18 % of the memory; of 1 slot, nearly 16 times the entries
+    of 16."""
+    tokens, held, _ = means(256)
+    assert (round((held - tokens) / 64), round(1 - tokens / held, 2)) == (126, 0.18)
+    assert 15.5 < means(1)[2] / means(16)[2] < 16
+
+
+def test_a_prompt_of_200_tokens_shares_no_page_of_256():
+    assert predict_pages(4, 200, 16, 256) == (4, 4)

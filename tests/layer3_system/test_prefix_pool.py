@@ -24,6 +24,7 @@ from layer3_system import (
     check_pool,
 )
 from layer3_system.engine.drafts import Drafter
+from layer3_system.s06_prefix_cache import page_hash
 
 BOTH = pytest.mark.parametrize("index", [HashChain, RadixTree])
 
@@ -461,3 +462,32 @@ def test_soak(seed, mode):
                 max_tokens=params.max_tokens, seed=params.seed, temperature=params.temperature))
             drain(e)
             assert again.output == request.output
+
+
+# ---- what s06 says of its hashes and its conversation
+
+
+def test_a_name_is_the_hash_of_8_bytes_a_token_and_32_of_the_parent():
+    parent = sha256(b"a salt").digest()
+    tokens = [5, 12, 9, 2047]
+    data = parent + b"".join(token.to_bytes(8, "little") for token in tokens)
+    assert len(data) == 8 * len(tokens) + 32
+    assert page_hash(parent, tokens) == sha256(data).digest()
+
+
+def test_a_turn_computes_its_new_tokens_and_at_most_one_page_more():
+    """As in s06: 20 tokens are asked, 24 are answered, and the last of them is never computed."""
+    rnd = random.Random(0)
+    pool = PrefixPool(128, 16)
+    e = Engine(MockLlama(1024), ByteTokenizer(), pool, Scheduler(pool, 32, 512))
+    said = [rnd.randrange(2, 256) for _ in range(60)]
+    for turn in range(12):
+        said = said + [rnd.randrange(2, 256) for _ in range(20)]
+        (request,) = e.submit(said, SamplingParams(max_tokens=24, temperature=0, ignore_eos=True))
+        computed = 0
+        while e.busy:
+            e.step()
+            computed += sum(e.counts.values())
+        new = 20 + 24 if turn else 80 + 23
+        assert new <= computed < new + 16
+        said = request.tokens

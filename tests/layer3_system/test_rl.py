@@ -18,7 +18,7 @@ from layer3_system.rl.__main__ import main
 from layer3_system.rl.lanes import by_turns, idle_share, split
 from layer3_system.rl.layout import matrices, moved, part, serving_layout
 from layer3_system.rl.loop import BOUND, DEAD, Learning, LearningError, Options
-from layer3_system.rl.roles import contains_role, log_probs
+from layer3_system.rl.roles import TOKENS, contains_role, log_probs
 from layer3_system.rl.split import delivered_bytes
 from layer3_system.s32_rl_placement import reshard_plan
 from layer3_system.testing.reshard_ranks import SHAPE
@@ -266,3 +266,28 @@ def test_a_model_moves_from_training_to_serving(ranks, agree):
     assert run.during("columns").matrix().sum() == 4 * L * (C * H * D + C * F) // 2
     assert run.during("rows").matrix().sum() == 0
     assert run.during("all").matrix().sum() == 4 * (2 * L + 1) * C
+
+
+# ---- what s32 says of its record
+
+
+def test_stale_weights_widen_the_gap_ten_thousandfold_from_the_second_update_on():
+    arms = json.loads(rl.RECORD.read_text("utf-8"))["arms"]
+    same = [name for name in arms if name.startswith("same weights")]
+    assert len(same) == 2
+    highest = max(gap for name in same for gap in arms[name]["gap"])
+    lowest = min(gap for name in set(arms) - set(same) for gap in arms[name]["gap"][1:])
+    assert highest < BOUND and lowest > 1e4 * highest
+    assert {len(arm["reward"]) for arm in arms.values()} == {20}
+
+
+def test_a_seed_that_stays_at_0_75_hardly_ever_tells_of_one_role():
+    """A few dozen updates of 16 answers of 14 tokens; the small model had a quarter of the rate."""
+    seeds = json.loads(rl.RECORD.read_text("utf-8"))["seeds"].values()
+    (stays,) = [run for run in seeds if sum(run["reward"][-8:]) / 8 < 0.8]
+    assert sum(stays["reward"][-8:]) / 8 == pytest.approx(0.75, abs=0.01)
+    roles = torch.tensor(stays["roles"][-8:]).mean(0)
+    assert roles.min() < 0.05 and roles.sort().values[1] > 0.9
+    assert {len(run["reward"]) for run in seeds} == {36}
+    assert (TOKENS, Options().G, Options().clip) == (14, 16, 0.2)
+    assert Options().lr / rl.SMALL_OPTIONS.lr == 4

@@ -3,12 +3,14 @@
 "case N" in a docstring counts the cases that any engine must handle.
 """
 
+import re
+
 import numpy as np
 import pytest
 import torch
 
 from layer1_kernels import Sampling, kernels
-from layer2_graph import Tokenizer, read_config
+from layer2_graph import PagedCache, Tokenizer, load, read_config
 from layer2_graph.models import SMALL
 from layer3_system import (
     ByteTokenizer,
@@ -21,6 +23,7 @@ from layer3_system import (
     sample_rows,
     uniform,
 )
+from layer3_system.s01_request import keep_top_k, keep_top_p
 from tests.layer3_system.test_s01_request import BROKEN, END, kept_by_the_book
 
 # ---- rows, beside the kernels' own `sample`
@@ -261,3 +264,33 @@ def test_what_is_right_is_taken(params):
 def test_the_mock_tokenizer_is_what_the_graders_think():
     assert ByteTokenizer().decode([*"é".encode(), END]) == "é"
     assert ByteTokenizer().decode([0xF0, 0x9F]) == BROKEN
+
+
+# ---- what s01 says of its pictures
+
+
+def test_what_is_kept_of_the_seven_words_of_s01():
+    words = np.array(["dog", "cat", "the", "boy", "sea", "fox", "of"])
+    z = np.array([2.1, 3.4, -0.5, 2.9, 1.0, 1.7, -0.3])
+    assert set(words[np.isfinite(keep_top_k(z, 2))]) == {"cat", "boy"}
+    assert set(words[np.isfinite(keep_top_p(z, 0.9))]) == {"dog", "cat", "boy", "fox"}
+
+
+def test_most_of_what_top_k_20_removes_after_named_belongs_to_names():
+    """And many names have a share below 1 %; the vocabulary has 2048 tokens."""
+    small = load(SMALL, dtype=torch.float32)
+    words = Tokenizer(SMALL, small.config)
+    tokens = words.encode("Once upon a time there was a kind badger named")
+    cache = PagedCache(small.config, 1, len(tokens))
+    shares = small.forward(cache.step([tokens]), cache)[0].softmax(-1).numpy()
+    removed = np.argsort(-shares)[20:]
+    names = [v for v in removed.tolist() if re.fullmatch(" [A-Z][a-z]{2,}", words.decode([v]))]
+    assert len(shares) == 2048
+    assert shares[names].sum() > 0.5 * shares[removed].sum()
+    assert (shares[names] < 0.01).sum() > 50
+
+
+def test_16_bits_round_as_much_more_coarsely_as_s01_says():
+    fp32 = torch.finfo(torch.float32).eps
+    assert torch.finfo(torch.float16).eps / fp32 == 2**13
+    assert torch.finfo(torch.bfloat16).eps / fp32 == 2**16

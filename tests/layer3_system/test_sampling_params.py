@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 from lab.course import ROOT
+from layer3_system.s08_server import to_params
 
 # The course with one more line in SamplingParams, which nothing else knows of.
 ONE_MORE = '''
@@ -58,3 +59,8 @@ def test_a_parameter_is_declared_in_one_place():
         "refused": "warmth: expected a number from 0 to 9, found 10",
         "unknown": "wormth: unknown field",
         "api": 0.5, "default": 1.0, "engine": 0.5, "sampler": [0.5]}
+
+
+def test_a_completion_has_16_tokens_and_a_chat_may_fill_the_context():
+    assert to_params({}, chat=False).max_tokens == 16
+    assert to_params({}, chat=True).max_tokens is None

@@ -5,6 +5,7 @@ Cases carry the numbers of the course's list of what every engine must handle.
 
 import random
 
+import numpy as np
 import pytest
 
 from layer3_system import BlockPool, Drive, RequestError, Scheduler
@@ -163,3 +164,26 @@ def test_random_days(sizes):
     calm(drive, "random days")
     assert all(r.status == "finished" for r in drive.requests.values()) and number > 100
     assert drive.pool.used == 0
+
+
+# ---- what s04 says of its traces
+
+
+def test_a_seat_is_empty_only_at_the_end():
+    """Static batches leave one empty from the third step to the eighth, while four wait."""
+    six = [8, 2, 2, 2, 8, 2]
+    assert (six[1] + 1, six[0], len(six) - 2) == (3, 8, 4)
+    drive = Drive(Scheduler(BlockPool(64), 2, 4096))
+    for i, n in enumerate(six):
+        drive.add(f"{i}", 3, n)
+    drive.run(50)
+    both = [sum(step in sent for sent in drive.sent.values()) for step in range(1, 15)]
+    assert both == [2] * 10 + [1] * 4
+
+
+def test_the_longest_of_the_64_requests_has_456_tokens():
+    rng = np.random.default_rng(0)
+    lens = np.clip(rng.lognormal(np.log(60), 1, 64).astype(int), 1, 400)
+    prompts = rng.integers(5, 60, 64)
+    assert max(prompts + lens) == 456
+    assert (min(prompts), max(prompts), max(lens)) == (5, 59, 400)

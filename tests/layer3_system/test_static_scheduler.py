@@ -6,6 +6,7 @@
 import numpy as np
 import pytest
 
+from day01_roofline import ACCELERATORS
 from layer3_system import (
     BlockPool,
     ByteTokenizer,
@@ -17,6 +18,7 @@ from layer3_system import (
     StaticScheduler,
     check_engine,
     equal_trace,
+    expected_longest,
     idle_slot_steps,
     mixed_trace,
     serve_jobs,
@@ -270,3 +272,25 @@ def test_a_soak(pool):
 def test_a_batch_has_a_seat():
     with pytest.raises(ValueError, match="expected 1 seat or more, found 0"):
         StaticScheduler(BlockPool(4), 0)
+
+
+# ---- what s03 says of its traces
+
+
+def test_the_share_from_the_lengths_is_that_of_the_batches_within_1_2_points():
+    outputs = [job.output for job in mixed_trace(256, np.random.default_rng(0))]
+    for B in (2, 4, 8, 16, 64):
+        before = np.mean(outputs) / expected_longest(outputs, B)
+        assert abs(before - useful_share(outputs, B)) < 0.012
+
+
+def test_one_of_the_24_answers_of_96_tokens_keeps_seven_others_waiting():
+    few = mixed_trace(24, np.random.default_rng(1), prompt=(24, 96), output=(24, 96))
+    first = [job.output for job in few[:8]]
+    assert max(first) == 96 and sum(n < 96 for n in first) == 7
+
+
+def test_an_h100_waits_for_the_weights_up_to_295_sequences():
+    """A weight in 16 bits costs two bytes a step and two FLOPs a sequence."""
+    h100 = next(machine for machine in ACCELERATORS if machine.name == "NVIDIA H100 SXM")
+    assert round(2 / h100.bandwidth / (2 / h100.peak)) == 295

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from layer2_graph import Tokenizer, read_config
+from layer2_graph import Tokenizer, load, read_config
 from layer2_graph.models import SMALL
 from layer3_system import MockLlama, PrefixPool, SamplingParams, Scheduler, check_engine
 from layer3_system.automaton import PatternError, compile_regex, trimmed
@@ -21,6 +21,7 @@ from layer3_system.json_schema import SchemaError, check_schema, pattern_of
 from layer3_system.s01_request import RequestError
 from layer3_system.s02_block_pool import Broken
 from layer3_system.s07_engine import Engine
+from layer3_system.s13_structured import step_token, token_mask
 from layer3_system.sampling_params import StructuredOutputs
 from layer3_system.speculation import ModelDrafter
 from layer3_system.structured import Grammars, RegexGrammar, RegexMatcher, vocabulary_of
@@ -327,3 +328,57 @@ def test_the_soak_refuses_what_is_not_valid(text, reason, says):
     with pytest.raises(Broken, match=says):
         soak_schemas.look(text, reason, {"properties": {"a": {"type": "integer"}}})
     soak_schemas.look('{"a": 1}', "stop", {"properties": {"a": {"type": "integer"}}})
+
+
+# ---- what s13 says of its example
+
+PERSON = r'\{"name": "[A-Z][a-z]{1,11}", "age": [1-9][0-9]?\}'
+
+
+@pytest.fixture
+def one_thread():
+    """Matrices this small gain nothing from a second one, which other work may hold up."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_all_of_20_answers_leave_the_form_without_a_mask():
+    """Their first ten bytes are given."""
+    begun = '{"name": "'
+    small = load(SMALL, dtype=torch.float32)
+    words = Tokenizer(SMALL, small.config)
+    e = Engine(small, words)
+    prompt = words.encode("A girl and her age: " + begun)
+    requests = [e.submit(prompt, SamplingParams(max_tokens=40, seed=seed))[0] for seed in range(20)]
+    while e.busy:
+        e.step()
+    texts = [begun + words.decode(request.output) for request in requests]
+    assert len(begun.encode()) == 10
+    assert not any(re.fullmatch(PERSON, text) for text in texts)
+
+
+def test_a_name_leaves_hundreds_of_tokens_and_a_key_three():
+    """After `{"`: n, na and name. Nothing but that key may follow `{`."""
+    config = read_config(SMALL)
+    vocabulary = vocabulary_of(Tokenizer(SMALL, config), config.V)
+    person = compile_regex(PERSON)
+
+    def allowed(text):
+        state = step_token(person.table, person.start, text)
+        mask = token_mask(person, state, vocabulary, config.ends)
+        return {vocabulary[v] for v in np.flatnonzero(mask)}
+
+    assert allowed(b'{"') == {b"n", b"na", b"name"}
+    assert len(allowed(b'{"name": "A')) > 200
+
+
+def test_an_integer_has_three_states_and_one_where_it_may_end():
+    automaton = compile_regex("-?[0-9]+")
+    assert sorted(automaton.accepting.tolist()) == [False, False, True]
+    start = automaton.start
+    ends = {step_token(automaton.table, start, text) for text in (b"-1", b"20", b"7")}
+    assert len(ends) == 1 and automaton.accepting[ends.pop()]
+    assert step_token(automaton.table, start, b"-") != start

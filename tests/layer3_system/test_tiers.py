@@ -3,6 +3,7 @@
 Whatever happens to a file, tokens are right: MockLlama refuses pages that are not the sequence's.
 """
 
+import json
 import os
 import re
 import resource
@@ -14,9 +15,13 @@ from random import Random
 import pytest
 import torch
 
+from day01_roofline import ACCELERATORS, LLAMAS, kv_bytes_per_token
 from layer2_graph import load
 from layer2_graph.models import SMALL, TWINS
 from layer3_system import BlockPool, PrefixPool, SamplingParams, Scheduler, check_engine
+from layer3_system.bench.s11_kv_offload import PLACES, RECORD, TURNS
+from layer3_system.bench.s11_kv_offload import P as PAGES
+from layer3_system.bench.s11_kv_offload import S as SLOTS
 from layer3_system.file_tier import FileTier, HostOverFile, digest_of
 from layer3_system.records import HEADER, record_of
 from layer3_system.s07_engine import Engine
@@ -398,3 +403,40 @@ def test_the_flags_reach_the_engine(command, monkeypatch, tmp_path):
     pool = engine.pool
     assert (pool.host.places, pool.host.file.records) == (5, 20)
     assert isinstance(engine.pages, TieredPages) and pool.costs.bandwidth > 0
+
+
+# ---- what s11 says of its record
+
+
+@pytest.fixture(scope="module")
+def shares():
+    """{users: {tier: tokens computed, as a share of those without a cache}}"""
+    record = json.loads(RECORD.read_text("utf-8"))["conversations"]
+    return {int(users): {name: row["computed"] / rows["none"]["computed"]
+                         for name, row in rows.items()} for users, rows in record.items()}
+
+
+def test_the_devices_cache_saves_nearly_all_with_4_users_and_hardly_anything_with_16(shares):
+    saved = {users: (1 - row["device"]) / (1 - row["enough pages"])
+             for users, row in shares.items()}
+    assert saved[4] > 0.98 and saved[16] < 0.03
+    assert (TURNS, PAGES, SLOTS) == (4, 100, 16)
+
+
+def test_all_conversations_end_on_one_floor_two_thirds_below(shares):
+    """Where they fit: 400 places for 16 users, 800 for 32. A quarter of that loses most."""
+    floor = shares[16]["enough pages"]
+    assert floor == pytest.approx(1 / 3, abs=0.01)
+    for users, places in ((16, 400), (32, 800)):
+        row = {n: shares[users][f"host {n}"] for n in PLACES}
+        assert all((share == pytest.approx(floor, abs=0.003)) == (n >= places)
+                   for n, share in row.items())
+        assert 1 - row[places // 4] < 0.5 * (1 - floor)
+
+
+def test_1600_pages_of_an_8b_model_are_3_4_gigabytes():
+    assert max(PLACES) == 1600
+    each = kv_bytes_per_token(LLAMAS["Llama-3.1-8B"], 2)
+    assert round(max(PLACES) * SLOTS * each / 1e9, 1) == 3.4
+    h100 = next(machine for machine in ACCELERATORS if machine.name == "NVIDIA H100 SXM")
+    assert h100.peak / 2 == pytest.approx(495e12, rel=0.002)

@@ -14,11 +14,11 @@ from day02_overview.nano.train import forward
 from layer2_graph.config import Config
 from layer3_system import train
 from layer3_system.bench import training_curves
-from layer3_system.s30_training import Recompute
+from layer3_system.s30_training import Recompute, adamw_step
 from layer3_system.training.arms import ARMS, FP32, Arm
 from layer3_system.training.data import IGNORED, Batch, Loader
 from layer3_system.training.llama import TrainableLlama, entries, new_weights, training_kernels
-from layer3_system.training.loop import Options, Training, TrainingError
+from layer3_system.training.loop import CALM, Options, Training, TrainingError
 
 M = Config(L=2, C=32, H=4, G=2, D=8, F=48, V=61, eps=1e-5, theta=1e4, room=40, tied=True)
 OPTIONS = Options(steps=12, warm=3, peak=1e-2, floor=1e-3)
@@ -315,3 +315,41 @@ def test_a_file_is_learnt_but_for_its_last_tenth(tmp_path):
     assert len(learnt) == (len(learnt) + len(held)) * 9 // 10 > 300
     with pytest.raises(ValueError, match="a held-out text of .* expected at least"):
         train.perplexity(training().model, held[:128])
+
+
+# ---- what s30 says of its curves
+
+
+def test_two_of_five_curves_learn_more_slowly_and_three_lie_on_one_another():
+    """70 batches of 256 tokens; a batch of 262,144 is imitated; the peak rate is 5e-4."""
+    curves = json.loads(training_curves.RECORD.read_text("utf-8"))
+    ends = {name: sum(losses[-8:]) / 8 for name, losses in curves.items()}
+    slow = {name for name, end in ends.items() if end > ends["fp32"] + 0.1}
+    assert slow == {"bf16 weights", "fp16 gradients"}
+    for name in set(curves) - slow:
+        assert curves[name] == pytest.approx(curves["fp32"], abs=0.002)
+    assert {len(losses) for losses in curves.values()} == {70}
+    assert ARMS["fp16 gradients"].mean_of == 262_144
+    assert training_curves.SLOW.peak == 5e-4
+
+
+def test_the_norm_is_above_the_limit_in_the_first_dozen_steps():
+    own = training_curves.make(options=Options(steps=70, warm=7, peak=5e-3))
+    rows = [own.step() for _ in range(14)]
+    assert [row.norm > own.options.limit for row in rows] == [True] * 12 + [False] * 2
+    assert {row.tokens for row in rows} == {256}
+
+
+def test_a_gradient_a_thousand_times_as_large_gives_the_same_step():
+    steps = []
+    for size in (1e-3, 1.0):
+        w, m, v = torch.ones(3), torch.zeros(3), torch.zeros(3)
+        adamw_step(w, size * torch.tensor([1.0, -2.0, 5.0]), m, v, 1, 0.01, (0.9, 0.95), 1e-8, 0.0)
+        steps.append(w - 1)
+    assert steps[0].tolist() == pytest.approx(steps[1].tolist(), rel=1e-3)
+    assert steps[1].tolist() == pytest.approx([-0.01, 0.01, -0.01], rel=1e-3)
+
+
+def test_a_scale_doubles_after_2000_steps_as_torchs_does():
+    assert torch.amp.GradScaler("cpu").get_growth_interval() == CALM == 2000
+    assert torch.tensor(2.0**-26).half() == 0 < torch.tensor(2.0**-24).half()

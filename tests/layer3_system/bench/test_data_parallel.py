@@ -2,14 +2,18 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from day01_roofline import LLAMAS, count_parameters
 from day02_overview import sent_by, state_bytes
 from lab import course
 from lab.judge.candidate import reference
 from lab.judge.isolate import running
 from lab.judge.subject import Raised
+from layer3_system.bench import data_parallel
 from layer3_system.bench.data_parallel import rounded
 from layer3_system.s21_data_parallel import Adam, adam_, fill_buckets
+from layer3_system.testing import training_driver
 
 DRIVER = "layer3_system.testing.training_driver"
 BENCH = "layer3_system.bench.data_parallel"
@@ -74,3 +78,27 @@ def test_rounded():
     assert rounded(x, 1).tolist() == [-2, 0, 0, 2, 2]
     assert torch.allclose(rounded(x, 127), x, atol=1 / 127)
     assert rounded(torch.zeros(3), 127).tolist() == [0, 0, 0]
+
+
+# ---- what s21 says of large models and of few bits
+
+
+def test_which_stage_fits_into_80_gigabytes():
+    """8 billion parameters on 8 ranks from stage 1 on, 70 billion on 64 in stage 3 alone."""
+    for name, n, least in (("Llama-3.1-8B", 8, 1), ("Llama-3.1-70B", 64, 3)):
+        parameters = sum(count_parameters(LLAMAS[name]).values())
+        fits = [state_bytes(parameters, n, stage) < 80e9 for stage in range(4)]
+        assert fits == [stage >= least for stage in range(4)]
+
+
+def test_int8_has_255_values_and_three_are_three():
+    x = torch.linspace(-1, 1, 10_001)
+    assert [len(rounded(x, levels).unique()) for levels in (127, 1)] == [255, 3]
+    assert (data_parallel.WEIGHTS, data_parallel.STEPS) == (40, 120)
+    assert training_driver.TURNS == 15
+
+
+def test_pytorch_2_13_deprecates_what_s21_says():
+    for old, new in ((dist.reduce_scatter_tensor, dist.reduce_scatter_single),
+                     (dist.all_gather_into_tensor, dist.all_gather_single)):
+        assert f"use `torch.distributed.{new.__name__}` instead" in old.__deprecated__

@@ -1,7 +1,9 @@
 """`lab load` against a server on a mock model: what it counts, what it refuses, what it leaves."""
 
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from layer3_system import (
@@ -17,6 +19,8 @@ from layer3_system import (
     tpot,
 )
 from layer3_system.bench import load
+from layer3_system.pictures.clients import served_in_seats
+from layer3_system.s09_load_test import percentile, poisson_arrivals
 from layer3_system.server.server_thread import ServerThread
 from tests.layer3_system.server.http_server import Gated, let_through, served
 from tests.layer3_system.test_s09_load_test import LIMITS, SAMPLES
@@ -146,3 +150,37 @@ def test_case_33_one_token_has_no_tpot():
     """Case 33: TPOT is (E2E - TTFT) / (n - 1); of one token it is undefined."""
     assert tpot(Sample(0.0, 1.0, 1.0, 1)) is None
     assert tpot(Sample(0.0, 1.0, 3.0, 5)) == 0.5
+
+
+# ---- what s09 says of its record and its examples
+
+
+def test_the_recorded_server_answers_in_60_ms_and_writes_ten_times_as_much_under_load():
+    """Then clients wait for seconds. The tests at light load have too few requests for a p99."""
+    path = Path(load.__file__).with_name("frontier.json")
+    first, second, *_, last = [test for test in json.loads(path.read_text())["tests"]
+                               if test["rate"]]
+    assert (first["e2e"]["0.5"] + second["e2e"]["0.5"]) / 2 == pytest.approx(0.06, abs=0.005)
+    assert last["throughput"] / first["throughput"] > 10
+    assert last["ttft"]["0.5"] > 2
+    assert max(first["requests"], second["requests"]) < 200
+
+
+def test_percentiles_of_s09s_four_times():
+    times = [2, 4, 7, 9]
+    assert [percentile(times, q) for q in (0.5, 0.75, 0.9)] == [4, 7, 9]
+    assert percentile(list(range(30)), 0.99) == 29, "the slowest of 30"
+
+
+def test_request_5_of_s09s_picture_waits_for_most_of_its_ttft():
+    """Its tokens then come as fast as those of the others."""
+    arrivals = poisson_arrivals(12, 6, np.random.default_rng(3)).tolist()
+    rows = served_in_seats(arrivals, [6, 4, 8, 5, 6, 7], 2, 0.02, 0.01)
+    begin, tokens = rows[5]
+    assert begin - arrivals[5] > 0.5 * (tokens[0] - arrivals[5])
+    gaps = [np.diff(each).mean() for _, each in rows]
+    assert min(gaps[:5]) <= gaps[5] <= max(gaps[:5])
+
+
+def test_a_server_queues_up_to_1024_answers():
+    assert Limits().queue == 1024

@@ -27,4 +27,5 @@ def test_a_step_is_timed_with_masks_and_without():
 def test_the_record_says_what_s13_says_of_it():
     record = json.loads(RECORD.read_text("utf-8"))
     assert record["answers"] == ANSWERS == 8
+    assert record["vocabulary"] == 49_152
     assert 0 < median(record["share"]) <= 0.05

@@ -7,10 +7,13 @@ import sys
 import pytest
 import torch
 
+from day01_roofline import LLAMAS
+from day02_overview import sent_by
 from lab import course
 from lab.course import ROOT
 from lab.judge.candidate import reference
 from lab.judge.isolate import running
+from layer3_system.s20_collectives import ring_seconds
 
 BENCH = "layer3_system.bench.tensor_parallel"
 
@@ -50,3 +53,14 @@ def test_dtensor_meets_once_forward_and_once_backward(ranks):
     assert run.results[0]["difference"] < 1e-6
     calls = [(c.label, c.name, sum(c.pieces)) for c in run.collectives if c.rank == 0 and c.label]
     assert calls == [("forward", "all_reduce", 5 * 192), ("backward", "all_reduce", 5 * 192)]
+
+
+def test_a_one_shot_sum_on_8_ranks_sends_four_times_the_rings_bytes():
+    """The ring waits for 14 rounds, which last longer than it takes to read the weights."""
+    m = LLAMAS["Llama-3.1-8B"]
+    size = 2 * m.C
+    assert 7 * size / sent_by("all_reduce", size, 8) == pytest.approx(4)
+    seconds = ring_seconds(8, size, 3e-6, 1 / 450e9)
+    assert ring_seconds(8, 0, 3e-6, 1 / 450e9) / 3e-6 == pytest.approx(14)
+    assert (2 * m.L + 1) * seconds > 16e9 / 8 / 3.35e12
+    assert m.V == 128_256
