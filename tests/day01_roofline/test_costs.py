@@ -43,6 +43,56 @@ def test_numbers_that_the_text_states_and_no_cell_prints():
     assert batch == 8364 and round(batch * 512 * 2 * 32 * 2 * 8 * 128 / 1e9) == 561
 
 
+def test_shares_of_vocabulary_and_mlp_that_the_text_states():
+    """One in five in the two smallest models, 80 % in the largest; the hints' counts of the 8B."""
+    counts = [count_parameters(m) for m in LLAMAS.values()]
+    vocabulary = [(c["embedding"] + c["lm_head"]) / sum(c.values()) for c in counts]
+    mlp = [(c["gate_up"] + c["down"]) / sum(c.values()) for c in counts]
+    assert np.round(vocabulary[:2], 2).tolist() == [0.21, 0.21] and round(mlp[-1], 2) == 0.8
+    m, c = LLAMAS["Llama-3.1-8B"], counts[2]
+    attention = (c["qkv"] + c["out"]) / m.L
+    assert (round((c["gate_up"] + c["down"]) / m.L / 1e6), round(attention / 1e6)) == (176, 42)
+    assert round((c["gate_up"] + c["down"]) / 1e9, 2) == 5.64
+    assert round((c["embedding"] + c["lm_head"]) / 1e9, 2) == 1.05
+
+
+def test_one_user_of_the_8b_model_on_an_h100():
+    """15 GFLOPs a token, 66,000 tokens a second by arithmetic, 223 by memory."""
+    peak, bandwidth = H100
+    flops, weights, each = decode_costs(LLAMAS["Llama-3.1-8B"], 1, 2)
+    assert (round(flops / 1e9), round(peak / flops, -3)) == (15, 66_000)
+    assert round(bandwidth / (weights + each)) == 223
+
+
+def test_smallest_compute_bound_batches_on_an_h100():
+    """331 users at their first token, 1202 with contexts of 256, none with 512. Attention stays at
+    4 FLOP/byte, the matmuls of a batch of 64 rise to 62 or 63."""
+    m = LLAMAS["Llama-3.1-8B"]
+    assert [decode_batch(*decode_costs(m, N, 2), *H100) for N in (1, 256, 512)] == [331, 1202, None]
+    flops, moved = count_flops(m, 64, 1, 2048), count_bytes(m, 64, 1, 2048, 2)
+    by_name = {name: flops[name] / sum(moved[name]) for name in flops}
+    assert round(by_name.pop("attention")) == 4
+    assert {round(ratio) for ratio in by_name.values()} == {62, 63}
+
+
+def test_what_a_depthwise_convolution_saves():
+    """256 times fewer FLOPs, of which a factor of 5.5 saves time and 46 saves none."""
+    peak, bandwidth = 312e12, 1.5e12
+    (full, full_moved), (deep, deep_moved) = (
+        count_conv(32, 56, 56, 256, 256, 3, groups, 2) for groups in (1, 256))
+    assert full // deep == 256 and full_moved / deep_moved < 1.02
+    assert (round(full / 1e9), round(deep_moved / 1e6)) == (118, 103)
+    arithmetic, transfer = full / peak, deep_moved / bandwidth
+    assert (round(1e3 * arithmetic, 3), round(1e3 * transfer, 4)) == (0.379, 0.0685)
+    gain = arithmetic / transfer
+    assert round(gain, 1) == 5.5 and round(256 / gain) == 46
+
+
+def test_a_causal_mask_hides_almost_half_of_a_prefill():
+    T = 2048
+    assert 0.49 < 1 - attended(T, T) / T**2 < 0.5 and attended(1, T) == T
+
+
 @pytest.mark.parametrize("T, N", [(1, 1), (1, 9), (5, 5), (4, 9)])
 def test_attended(T, N):
     """Counted in the mask."""

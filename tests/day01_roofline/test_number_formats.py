@@ -289,3 +289,84 @@ def test_what_other_formats_make_of_overflow_and_nan():
     e4m3, e5m2 = form(lesson, "e4m3"), form(lesson, "e5m2")
     assert np.isnan(lesson.round_to(e4m3, 1000)) and np.isinf(lesson.round_to(e5m2, 1e6))
     assert lesson.round_to(e5m2, 1e6, saturate=True) == 57344
+
+
+# ---- sentences of r04 whose numbers no cell prints
+
+
+def others_beside(outlier, kind, block=None):
+    """The quality in dB of 4,095 Gaussian numbers that share an array with one outlier."""
+    x = np.append(np.random.default_rng(0).normal(size=4095), outlier)
+    return snr(x[:-1], round_scaled(kind, x, block)[:-1])
+
+
+def test_03_in_e4m3_is_rounded_up():
+    """The picture of one rounding: 0.3 is 1.2 · 2^-2 and becomes 0.3125, 1.010 in binary."""
+    f = form(lesson, "e4m3")
+    code = int(encode(f, np.array([0.3]))[0])
+    assert code == 0b0_0101_010 and decode(f, np.array([code]))[0] == 0.3125
+    below = decode(f, np.array([code - 1]))[0]
+    assert 0.3 - below > 0.3125 - 0.3                   # more than half is dropped
+
+
+def test_integers_are_a_slope():
+    """Half of the positive int8 numbers lie from 64 to 127; there its steps are twice bf16's."""
+    positive = np.arange(1, 128)
+    assert (positive >= 64).sum() / len(positive) == pytest.approx(0.5, abs=0.005)
+    assert 1 / lesson.spacing(form(lesson, "bf16"), np.array([127.0]))[0] == 2
+
+
+def test_bits_at_the_end_of_16_bit_formats():
+    """fp16 ends before 256²; bf16 reaches almost as far as fp32."""
+    fp16, bf16, fp32 = (lesson.largest(form(lesson, name)) for name in ("fp16", "bf16", "fp32"))
+    assert fp16 == 65504 < 256**2 and 0.99 < bf16 / fp32 < 1
+    assert FORMATS["bf16"][1] == 7 and FORMATS["fp32"][1] - FORMATS["tf32"][1] == 13
+
+
+def test_cutting_doubles_the_largest_error_of_tf32(rng):
+    """A tensor core that ignores the low 13 bits of fp32 is off by up to a spacing, not half."""
+    from lab.simulator.rounding import f32_to_tf32
+
+    x = rng.uniform(1, 2, 200_000).astype(np.float32)
+    cut = (x.view(np.uint32) & 0xFFFFE000).view(np.float32)
+    near = f32_to_tf32(x, "rn").view(np.float32)
+    worst = [np.abs(y.astype(float) - x).max() for y in (cut, near)]
+    assert worst[0] / worst[1] == pytest.approx(2, rel=0.01)
+
+
+def test_what_an_outlier_costs_each_format():
+    """int8 loses a bit at each doubling, ten dB more than e4m3 without an outlier; e4m3 loses from
+    2^13 on; e5m2 has 6 dB less than e4m3 and loses nothing."""
+    e4m3, e5m2 = form(lesson, "e4m3"), form(lesson, "e5m2")
+    int8 = [others_beside(2.0**k, 8) for k in range(2, 8)]
+    assert np.diff(int8) == pytest.approx(np.full(5, -6.0), abs=0.35)
+    x = np.random.default_rng(0).normal(size=4096)
+    alone = [snr(x, round_scaled(kind, x)) for kind in (8, e4m3, e5m2)]
+    assert alone[0] == pytest.approx(41, abs=0.7)
+    assert alone[0] - alone[1] == pytest.approx(10, abs=0.7)
+    assert alone[1] - alone[2] == pytest.approx(6, abs=0.3)
+    near, far = ([others_beside(2.0**k, f) for k in (4, 12, 14, 16)] for f in (e4m3, e5m2))
+    assert near[0] - near[1] < 0.1 < 0.5 < near[1] - near[2] < 5 < near[1] - near[3]
+    assert max(far) - min(far) < 0.1
+
+
+def test_blocks_limit_the_damage_to_31_neighbours():
+    x = np.append(np.random.default_rng(0).normal(size=4095), 1e4)
+    plain = np.append(x[:-1], 0.5)
+    for kind in (4, form(lesson, "e2m1")):
+        spoilt, calm = (round_scaled(kind, numbers, 32) for numbers in (x, plain))
+        assert (spoilt[:-32] == calm[:-32]).all() and not spoilt[-32:-1].any()
+
+
+def test_the_finer_scales_of_nvfp4_are_worth_1_5_db():
+    x = np.random.default_rng(0).normal(size=4096)
+    fine, coarse = from_nvfp4(*to_nvfp4(x)), from_mxfp4(*to_mxfp4(x))
+    assert snr(x, fine) - snr(x, coarse) == pytest.approx(1.5, abs=0.3)
+    assert (4 + 8 / 16) - (4 + 8 / 32) == 0.25
+
+
+def test_a_logarithm_of_4_bits_has_seven_sizes():
+    """They end at a 64th of the largest."""
+    x = np.append(2.0 ** -np.linspace(0, 12, 500), 1.0)
+    sizes = np.unique(round_log(x, 4, 1))
+    assert sizes[0] == 0 and len(sizes) == 1 + 7 and sizes[1] == 1 / 64

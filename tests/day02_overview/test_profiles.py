@@ -6,7 +6,16 @@ from itertools import pairwise
 
 import pytest
 
-from day02_overview import CAUSES, Profile, load_profiles, model
+from day02_overview import (
+    BUSY,
+    CAUSES,
+    FAR,
+    Profile,
+    least_seconds,
+    load_profiles,
+    model,
+    where_time_goes,
+)
 from day02_overview import record_profiles as rec
 from day02_overview.o04_training_math import sent_by
 
@@ -103,3 +112,74 @@ def test_a_span_can_be_recorded():
     assert (rank, kind, name, flops) == (3, "kernel", "k", 5) and start <= end
     spans, wall = rec.shortest([[[0, "host", "h", 5.0, 9.0]], [[0, "host", "h", 7.0, 8.5]]])
     assert spans == [[0, "host", "h", 0.0, 1.5]] and wall == 1.5
+
+
+# ---- what o03 says of the six
+
+
+def length(spans, kind=None, rank=0):
+    """The ms of each span of a rank, or of those of one kind."""
+    return [1e3 * (s.end - s.start) for s in spans if s.rank == rank and kind in (None, s.kind)]
+
+
+def test_the_sizes_that_the_text_names():
+    assert (len(CAUSES), rec.TRIES) == (8, 60)
+    assert (rec.LAUNCHES, rec.NUMBERS, rec.N, rec.LAYERS, rec.C) == (60, 256, 4_000_000, 4, 3072)
+    assert (rec.UNEVEN, 4 * rec.SMALL, 4 * rec.MESSAGE) == ((1, 24), 4000, 16_000_000)
+    assert (round(1 / BUSY, 6), round(1 / FAR, 6)) == (1.5, 3)
+
+
+def test_starved_waits_3_ms_and_computes_for_1_three_times():
+    spans = load_profiles()["starved"].spans
+    waits, kernels = length(spans, "input"), length(spans, "kernel")
+    assert [round(ms) for ms in waits] == [3, 3, 3] and round(sum(kernels) / 3) == 1
+
+
+def test_a_launch_takes_11_microseconds_and_its_kernel_less_than_1():
+    spans = load_profiles()["launch-bound"].spans
+    launch, kernel = (1e3 * sum(length(spans, kind)) / rec.LAUNCHES for kind in ("host", "kernel"))
+    assert (round(launch), round(kernel, 1)) == (11, 0.7)
+
+
+def test_the_first_kernel_of_unbatched_reaches_two_thirds_of_its_roof():
+    p = load_profiles()["unbatched"]
+    s = next(s for s in p.spans if s.kind == "kernel")
+    assert (round(p.peak / 1e9), round(p.bandwidth / 1e9, 1)) == (105, 24.9)
+    assert (round(s.flops / 1e6, 1), round(s.moved / 1e6, 1)) == (18.9, 37.8)
+    assert (round(1e3 * s.flops / p.peak, 2), round(1e3 * s.moved / p.bandwidth, 2)) == (0.18, 1.52)
+    took = s.end - s.start
+    assert round(1e3 * took, 2) == 2.24
+    assert round(least_seconds(s, p.peak, p.bandwidth) / took, 2) == 0.68
+
+
+def test_three_of_four_ranks_spend_most_of_their_time_in_all_reduce():
+    """Rank 0 of imbalanced, and both of communication-bound. The other lane tells them apart."""
+    profiles = load_profiles()
+    shares = [sum(length(profiles[name].spans, "collective", rank)) / (1e3 * profiles[name].wall)
+              for name in ("imbalanced", "communication-bound") for rank in (0, 1)]
+    assert min(shares[0], *shares[2:]) > 0.8 and shares[1] < 0.1
+
+
+def test_the_host_takes_almost_nothing_but_of_launch_bound():
+    for name, p in load_profiles().items():
+        share = where_time_goes(p)["host"] / (p.ranks * p.wall)
+        assert share > 0.9 if name == "launch-bound" else share < 0.015, name
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_the_model_assumes_what_it_says(cause):
+    """The cause costs 2 to 6 times the kernels' time, any other reason 4 % of it at most."""
+    reason = {"starved": "input", "launch-bound": "host", "communication-bound": "wire"}
+    for seed in range(20):
+        p = model(cause, random.Random(seed))
+        seconds, busy = where_time_goes(p), 1e-3 * 3 * p.ranks
+        work = [sum(length(p.spans, "kernel", rank)) / 3 for rank in range(p.ranks)]
+        assert p.ranks == (4 if cause in ("imbalanced", "communication-bound") else 1)
+        assert work[:-1] == pytest.approx([1] * (p.ranks - 1))
+        assert 4 <= work[-1] <= 8 if cause == "imbalanced" else work[-1] == pytest.approx(1)
+        for what in ("input", "host", "wire"):
+            share = seconds[what] / busy
+            assert 2 <= share <= 6 if reason.get(cause) == what else share <= 0.04 * 1.001
+        roofs = sum(least_seconds(s, p.peak, p.bandwidth) for s in p.spans if s.kind == "kernel")
+        low, high = (0.05, 0.15) if cause == "far from its roof" else (0.5, 0.9)
+        assert low * 0.999 < roofs / seconds["busy"] < high * 1.001
