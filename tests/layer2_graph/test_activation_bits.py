@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from statistics import median
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from layer2_graph import (
     load,
     outlier_columns,
     perplexity,
+    pictures,
     quantize_tokens,
     read_quantized,
     scaled_matmul,
@@ -271,3 +273,79 @@ def test_the_recorded_times_are_of_the_bytes_that_are_said(record):
         "fp32": 2 * 8 * 128 * 4, "int8": 2 * 8 * (128 + 2), "int4": 2 * 8 * (64 + 2)}
     for way in (*speed["activations"].values(), *speed["cache"].values()):
         assert len(way["seconds"]) == speed["rounds"] and min(way["seconds"]) > 0
+
+
+def costs(rows, plain):
+    """{name: {part: % above the perplexity without rounding}}"""
+    return {name: {part: 100 * (row[part] / plain[part] - 1) for part in row}
+            for name, row in rows.items()}
+
+
+def test_what_the_lesson_says_of_activations(record):
+    perplexities = record["quality"]["perplexity"]
+    rows = perplexities["activations"]
+    cost = costs(rows, perplexities["fp32"]["fp32"])
+    static8, dynamic8 = cost["int8, static"], cost["int8, dynamic"]
+    assert (round(static8["stories"], 1), round(static8["docstrings"], 1)) == (0.2, 1.4)
+    assert max(dynamic8.values()) < 0.1
+    assert cost["int4, static"]["stories"] > 100
+    assert max(cost["fp8, static"].values()) < 0.2          # its scales are as wide as int8's
+    assert round(rows["int4, static, docstrings"]["stories"], 2) == 3.18
+    assert rows["int4, static, docstrings"]["stories"] < rows["int4, static"]["stories"]
+
+
+def test_what_the_lesson_says_of_outliers(record, small):
+    channels = record["quality"]["channels"]
+    down = [value for name, value in channels.items() if "down_proj" in name]
+    assert len(down) == 4 and min(down) > max(value for name, value in channels.items()
+                                              if "down_proj" not in name)
+    rows = record["quality"]["perplexity"]["outliers"]
+    for part in ("stories", "docstrings"):
+        assert rows["made, int4"][part] > 1e6
+        for way in ("split", "smooth"):
+            plain, made = (rows[f"{kind}, int4, {way}"][part] for kind in ("small", "made"))
+            assert made == pytest.approx(plain, rel=0.01)
+            change = plain / rows["small, int4"][part] - 1
+            assert -0.01 < change < 0 if part == "stories" else 0 < change < 0.01
+    assert small.config.C == 192
+
+
+def test_what_the_lesson_says_of_the_cache(record, small):
+    perplexities, m = record["quality"]["perplexity"], small.config
+    rows = perplexities["cache"]
+    cost = costs(rows, perplexities["fp32"]["fp32"])
+    assert max(cost[f"{kind}, both"][part] for kind in ("int8", "fp8")
+               for part in ("stories", "docstrings")) < 0.05
+    four = cost["int4, both"]
+    assert (round(four["stories"], 1), round(four["docstrings"], 1)) == (0.2, 0.9)
+    for part in ("stories", "docstrings"):
+        assert all(rows[f"int{bits}, K"][part] > rows[f"int{bits}, V"][part] for bits in (3, 2))
+        keys, values = (rows[f"int2, {kind}"][part] - rows[f"int2, {kind} by channel"][part]
+                        for kind in "KV")
+        assert keys > 10 * values > 0
+    assert (m.L, m.G, m.D) == (4, 2, 32)                    # 32 numbers share a scale both ways
+
+
+def test_what_the_lesson_says_of_bytes_and_times(record, small):
+    plain = PagedCache(small.config, 2, 64)
+    full = plain.k.nbytes + plain.v.nbytes
+    fold = [full / QuantizedCache(small.config, 2, 64, LEVELS[kind], LEVELS[kind]).nbytes
+            for kind in ("int8", "int4")]
+    assert [round(times, 1) for times in fold] == [3.8, 7.1]
+
+    def gain(ways, name):
+        pairs = zip(ways["fp32"]["seconds"], ways[name]["seconds"], strict=True)
+        return median(a / b for a, b in pairs)
+
+    speed = record["speed"]
+    assert round(gain(speed["activations"], "int8")) == 4
+    assert [round(1 / gain(speed["cache"], name)) for name in ("int8", "int4")] == [11, 11]
+
+
+def test_the_first_picture_is_of_80_tokens(small):
+    words = Tokenizer(SMALL, small.config)
+    story = words.encode(stories("held out")[0].removeprefix(BEGIN))
+    sample = [words.encode("Return the number of bytes.")]
+    axes, = pictures.largest_of_tokens(small, "model.layers.3.mlp.down_proj.weight", story[:81],
+                                       sample).axes
+    assert len(axes.patches) == 80

@@ -9,7 +9,7 @@ import torch
 
 from lab import simulator
 from layer1_kernels.k08_rmsnorm import rmsnorm_torch
-from layer2_graph import PlainBlock, PlainLayers
+from layer2_graph import Launches, PlainBlock, PlainLayers
 from layer2_graph.compilations import Graphs, compilations, find_breaks
 from layer2_graph.compilers.__main__ import table
 from layer2_graph.compilers.rows import CompilerRow, Layer, T, by_hand, eager, optional
@@ -21,6 +21,7 @@ from layer2_graph.compilers.texts import (
     without_places,
 )
 from layer2_graph.decode_ladder.inductor import launches_in
+from layer2_graph.g04_graph_passes import norm
 from layer2_graph.g09_compilers import energy, energy_whole, fusions
 
 ROWS = {row["name"]: row
@@ -105,6 +106,15 @@ def test_the_prose_is_what_was_recorded():
     openvino = Counter(ROWS["OpenVINO"]["operations"])
     assert openvino["Subgraph"] == 1 and not openvino["MatMul"] and not openvino["Softmax"]
     assert openvino["FullyConnected"] == 7
+
+
+def test_a_norm_is_six_launches_in_pytorch_and_one_of_inductor():
+    x, w = torch.ones(37, 192), torch.ones(192)
+    with Launches() as seen:
+        norm(x, w, 1e-5)
+    assert len(seen.names) == 6
+    operations = ROWS["torch.compile, inductor"]["operations"]
+    assert sum("mean" in operation for operation in operations) == 2
 
 
 HLO = """HloModule m

@@ -18,7 +18,7 @@ from layer2_graph.hybrid import (
 )
 from layer2_graph.models import TWINS
 from layer2_graph.twins import recall
-from layer2_graph.twins.linear import LINEARS
+from layer2_graph.twins.linear import CHUNK, LINEARS
 from layer2_graph.twins.model import Twin
 from layer2_graph.twins.train import RUNS
 from tests.layer2_graph.twin_training import check_that_it_trains
@@ -125,7 +125,7 @@ def test_what_the_lesson_says_of_the_runs():
     runs = {name: [json.loads((RUNS / "linear" / f"{name}-{seed}.json").read_text("utf-8"))
                    for seed in range(3)] for name in LINEARS}
     weights = [run["weights"] for each in runs.values() for run in each]
-    assert max(weights) / min(weights) < 1.001
+    assert max(weights) / min(weights) < 1.001 and CHUNK == 32
     assert all(run["step"] == 500 and run["seed"] == seed
                for each in runs.values() for seed, run in enumerate(each))
     for seed, run in enumerate(runs["attention"]):
@@ -149,6 +149,7 @@ def test_what_the_lesson_says_of_the_runs():
 
 
 def test_what_the_lesson_says_of_recall():
+    assert (recall.STEPS, recall.N, recall.PAIRS[-1]) == (1500, 16, 32)
     for seed in range(3):
         row = json.loads((RUNS / "linear" / f"recall-{seed}.json").read_text("utf-8"))
         shares = row["shares"]

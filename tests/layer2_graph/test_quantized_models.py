@@ -4,6 +4,8 @@ what the record says of them."""
 import json
 import math
 from functools import partial
+from itertools import pairwise
+from statistics import median
 
 import pytest
 import torch
@@ -13,8 +15,10 @@ from day02_overview import NANO
 from lab import simulator
 from lab.course import ROOT
 from layer1_kernels import dequantize_weight, kernels, quantize_weight
+from layer1_kernels.k15_quantized_matmul import GEMV
 from layer2_graph import (
     LEVELS,
+    SHRINK,
     ContiguousCache,
     Launches,
     Llama,
@@ -52,6 +56,7 @@ from layer2_graph.small import evaluate
 from layer2_graph.small.corpus import BEGIN, stories
 from layer2_graph.small.train import encode
 from layer2_graph.testing.random_llama import random_llama
+from tests.layer2_graph.twin_training import one_thread
 
 tiny = partial(random_llama, C=32, F=48)         # groups of 16 divide both
 
@@ -290,6 +295,69 @@ def test_what_the_lesson_says_of_the_record(record):
     assert ternary == sorted(ternary, reverse=True)
     assert rows["MXFP4"]["error"] > rows["fp4, 32"]["error"]
     assert rows["MXFP4"]["docstrings"] < rows["fp4, 32"]["docstrings"]
+
+
+def test_what_the_lesson_says_of_gptq_the_search_and_a_trigram(record):
+    """GPTQ moves ternary weights further; stories gain much by it, docstrings hardly."""
+    rows = record["quality"]["schemes"]
+    plain, searched = rows["int4, 32"], rows["int4, 32, least error"]
+    assert 0 < plain["stories"] / searched["stories"] - 1 < 5e-4
+    assert rows["int4, 32, zero point"]["bits"] - plain["bits"] == 1 / 8
+    rounded = rows["ternary, 32, least error"]
+    solved = rows["ternary, 32, least error, GPTQ"]
+    assert solved["error"] > rounded["error"]
+    assert 1 - solved["stories"] / rounded["stories"] > 0.15
+    assert 0 < 1 - solved["docstrings"] / rounded["docstrings"] < 0.01
+    trigram = json.loads((SMALL / "report.json").read_text("utf-8"))["perplexity"]["trigram"]
+    assert round(rounded["stories"], 1) == 3.2 and round(trigram["stories"], 2) == 3.63
+
+
+def test_what_the_lesson_says_of_times_and_of_what_stays_in_fp16(record, small):
+    ways = record["speed"]["ways"]
+    full = ways["fp32, PyTorch"]
+    gain = {name: median(a / b for a, b in zip(full["seconds"], way["seconds"], strict=True))
+            for name, way in ways.items()}
+    for name, way in ways.items():
+        if name.startswith("int") and name.endswith("PyTorch"):
+            assert 1 < gain[name] < full["bytes"] / way["bytes"]
+    assert gain["int8, k15"] < 0.2 and gain["int4, k15"] < 0.2
+    matrices = sum(w.numel() for name, w in small.weights.items() if is_matrix(name))
+    others = sum(w.numel() for w in small.weights.values()) - matrices
+    assert (matrices, others) == (1_572_864, 394_944)
+    assert 0.45 < others * 16 / (matrices * 4.5 + others * 16) < 0.5
+    assert others / (matrices + others) < 1 / 4             # what g15 says of them
+
+
+def test_the_group_on_the_right_of_the_first_picture_has_a_smaller_scale(small):
+    row = small.weights["model.layers.0.self_attn.k_proj.weight"][60, :64]
+    left, right = absmax_scales(row, LEVELS["int4"], 32).tolist()
+    assert right < left
+
+
+@one_thread()
+def test_each_bit_removed_doubles_the_error(small):
+    def error(bits):
+        levels = tuple(map(float, range(2 ** (bits - 1))))
+        return relative_error(small, with_matrices(small, lambda _, w: round_trip(
+            w, levels, absmax_scales(w, levels, 32))))
+
+    errors = [error(bits) for bits in (6, 5, 4, 3, 2)]
+    more = [b / a for a, b in pairwise(errors)]
+    assert more == sorted(more) and 1.9 < more[0] < 2.2 and 2.2 < more[-2] < more[-1]
+
+
+def test_the_search_tries_twenty_shares():
+    assert pytest.approx([1 - i / 20 for i in range(20)]) == SHRINK
+
+
+def test_bits_and_idle_lanes_of_k15(small):
+    """fp32 scales of 32 weights: 9 and 5 bits. An int4 row fills a quarter of what is loaded."""
+    w = small.weights["model.layers.0.mlp.down_proj.weight"]
+    assert w.shape[1] == max(w.shape[1] for name, w in small.weights.items() if is_matrix(name))
+    for bits in (8, 4):
+        packed, scales = quantize_weight(w, bits, 32)
+        assert 8 * (packed.nbytes + scales.nbytes) / w.numel() == bits + 1
+    assert GEMV["BB"] == 1024 == 4 * packed[0].nbytes
 
 
 def test_the_recorded_times_are_of_the_bytes_that_are_said(record):

@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 
-from layer2_graph import ChosenPages, Tokenizer, load, perplexity, pictures, pruning
+from layer2_graph import ChosenPages, Tokenizer, load, pack_2_4, perplexity, pictures, pruning
 from layer2_graph import sparse_context as context
 from layer2_graph.bench import sparse_speed
-from layer2_graph.bench.sparsity import RECORD
+from layer2_graph.bench.sparsity import EACH, RECORD, WINDOW
 from layer2_graph.models import SMALL
 from layer2_graph.small.corpus import BEGIN, stories
 
@@ -155,6 +155,49 @@ def test_the_record_says_what_g10_says_of_weights():
     assert all(found[score, "channels", zeros] > found[score, "rows", zeros]
                for score in scores for zeros in shares)
     assert max(scores, key=lambda score: found[score, "2:4", 0.5]) == "Fisher"
+
+
+def test_the_record_says_what_g10_says_of_all_weights_together():
+    rows = {(row["score"], row["pattern"], row["zeros"]): row["perplexity"]
+            for row in json.loads(RECORD.read_text("utf-8"))["weights"]["rows"]}
+    scores = ("magnitude", "curvature", "Fisher")
+    assert min(scores, key=lambda score: rows[score, "all together", 0.5]) == "Fisher"
+    assert all(rows[score, "2:4 down the columns", 0.5] > rows[score, "2:4", 0.5]
+               for score in scores)
+    magnitude, curvature = (rows[score, "2:4 down the columns", 0.5] for score in scores[:2])
+    assert curvature == magnitude
+
+
+def test_the_record_is_of_as_many_texts_as_g10_says(model):
+    record, words = json.loads(RECORD.read_text("utf-8")), Tokenizer(SMALL, model.config)
+
+    def lengths(part, each=1):
+        return [len(words.encode(text.removeprefix(BEGIN))[:model.config.room])
+                for text in stories(part)[::each]]
+
+    weights, contexts = record["weights"], record["contexts"]
+    judged, dev = lengths("held out", EACH), lengths("dev")
+    assert len(judged) == weights["stories"] == 30
+    assert sum(judged) - 30 == weights["tokens"] == 6094
+    assert len(dev) == 60 and sum(dev) == weights["calibration_tokens"]     # Fisher's
+    assert (contexts["from"], contexts["to"], WINDOW, contexts["slots"]) == (256, 512, 512, 16)
+    some = lengths("train", 20)
+    assert sum(some) / len(some) == pytest.approx(200, abs=10)
+
+
+def test_two_rules_leave_the_plot_of_contexts_with_two_pages():
+    rows = json.loads(RECORD.read_text("utf-8"))["contexts"]["rows"]
+    two = {name: budgets["2"]["perplexity"] for name, budgets in rows.items() if name != "all"}
+    assert {name for name, score in two.items() if round(score, 1) == 4.3} == {
+        "first and newest", "prefill by blocks"}
+    assert max(score for score in two.values() if round(score, 1) != 4.3) < 2.4
+
+
+def test_a_byte_of_places_is_that_of_the_text():
+    """Columns 1 and 3 of a group, 0 and 2 of the next: 10 00 11 01."""
+    keep = torch.tensor([[False, True, False, True, True, False, True, False]])
+    values, meta = pack_2_4(torch.arange(8.0)[None], keep)
+    assert values.tolist() == [[1, 3, 4, 6]] and meta.tolist() == [[0b10001101]]
 
 
 def test_the_record_says_what_g10_says_of_time():

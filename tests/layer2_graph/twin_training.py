@@ -1,4 +1,6 @@
-"""What every twin must do: learn."""
+"""What every twin must do: learn. And how the lessons run them."""
+
+from contextlib import contextmanager
 
 import torch
 
@@ -18,3 +20,15 @@ def check_that_it_trains(twin, text, steps=3):
             layer.step()
     assert losses[-1] < losses[0]
     assert all(not torch.equal(a, b) for a, b in zip(before, twin.parameters(), strict=True))
+
+
+@contextmanager
+def one_thread():
+    """As the lessons have it: matrices this small gain nothing from a second. Without gradients."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        torch.set_num_threads(threads)
