@@ -175,7 +175,7 @@ def test_bf16_weights_stay_bf16_and_masters_do_not():
         assert all(rounded) == (name == "bf16 weights")
 
 
-def test_gradients_by_kernels_in_the_simulator():
+def test_gradients_by_kernels_in_the_simulator(triton_on_the_cpu):
     small = Config(L=1, C=16, H=2, G=1, D=16, F=32, V=32, eps=1e-5, theta=1e4, room=16, tied=True)
     batch = Batch(*(torch.randint(32, (1, 9), generator=torch.Generator().manual_seed(s))
                     for s in (0, 1)))
