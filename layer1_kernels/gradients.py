@@ -24,7 +24,7 @@ def differentiable(kernel, oracle):
     """
     order = inspect.signature(kernel)
     by_oracle = with_oracle(kernel, oracle)
-    by_kernel = with_backward(kernel)
+    by_kernel = with_backward(kernel, lambda: backward_of(kernel.__name__))
 
     @functools.wraps(kernel)
     def function(*args, **kwargs):
@@ -33,6 +33,20 @@ def differentiable(kernel, oracle):
         needed = torch.is_grad_enabled() and any(
             isinstance(a, torch.Tensor) and a.requires_grad for a in arguments.args)
         way = by_kernel if needed and backward_of(kernel.__name__) else by_oracle
+        return way.apply(*arguments.args)
+
+    return function
+
+
+def by_backward(kernel, backward):
+    """`kernel` for autograd, with the gradients of `backward`, whatever its own are."""
+    order = inspect.signature(kernel)
+    way = with_backward(kernel, lambda: backward)
+
+    @functools.wraps(kernel)
+    def function(*args, **kwargs):
+        arguments = order.bind(*args, **kwargs)
+        arguments.apply_defaults()
         return way.apply(*arguments.args)
 
     return function
@@ -66,9 +80,9 @@ def with_oracle(kernel, oracle):
     return ByOracle
 
 
-def with_backward(kernel):
+def with_backward(kernel, find):
     """The autograd Function of a kernel in BACKWARD: it saves arrays and results, and its backward
-    is backward(*arrays, *results, *upstream, *the other arguments), a gradient for each array.
+    is find()(*arrays, *results, *upstream, *the other arguments), a gradient for each array.
 
     Arrays come first among the kernel's arguments, and it has several results.
     """
@@ -84,8 +98,7 @@ def with_backward(kernel):
         @staticmethod
         @once_differentiable
         def backward(ctx, *upstream):
-            backward = backward_of(kernel.__name__)
-            gradients = backward(*ctx.saved_tensors, *upstream, *ctx.others)
+            gradients = find()(*ctx.saved_tensors, *upstream, *ctx.others)
             return *gradients, *(None for _ in ctx.others)
 
     return ByKernel

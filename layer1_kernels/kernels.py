@@ -2,10 +2,11 @@
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import lab
 from lab.course import answered
+from layer1_kernels.gradients import BACKWARD, by_backward
 
 __all__ = ["Kernels", "kernels"]
 
@@ -72,19 +73,31 @@ def kernels(back_end, desk=None):
 
     torch: PyTorch's own operations, the oracle, on any device    triton: the course's kernels
     cuda: the course's CUDA kernels, and Triton's where there is none. They take only float32
-    mine: the learner's kernels where they passed on this version of the course, else Triton's.
-          desk: the folder of their desk; None finds it as `lab` does
+    mine: the learner's kernels where they passed on this version of the course, else Triton's;
+          with gradients of the learner's k18. desk: the folder of their desk; None finds it as
+          `lab` does
     PyTorch's fill in for kernels that a student edition does not have.
     """
     if back_end == "mine":
         candidates = {name: lab.candidate_function(lesson, name, desk)
                       for name, lesson in LESSONS.items()}
-        return Kernels(**{name: candidates.get(name) or pick(name, module, ("",))
-                          for name, module in (LESSONS | GIVEN).items()})
+        table = Kernels(**{name: candidates.get(name) or pick(name, module, ("",))
+                           for name, module in (LESSONS | GIVEN).items()})
+        return with_own_gradients(table, desk)
     if back_end not in SUFFIX:
         raise ValueError(f"kernels: {back_end!r}, expected {', '.join(SUFFIX)} or mine")
     return Kernels(**{name: pick(name, module, SUFFIX[back_end])
                       for name, module in (LESSONS | GIVEN).items()})
+
+
+def with_own_gradients(table, desk):
+    """A table whose operations have the gradients of the learner's backward kernels, where these
+    passed."""
+    for name, (lesson, function) in BACKWARD.items():
+        backward = lab.candidate_function(lesson, function, desk)
+        if backward is not None:
+            table = replace(table, **{name: by_backward(getattr(table, name), backward)})
+    return table
 
 
 def pick(name, module, suffixes):

@@ -12,6 +12,7 @@ import sys
 
 from lab import course
 from lab.course import ROOT
+from lab.simulator import nvrtc
 
 FILE = ROOT / "benchmarks" / "hopper.json"
 SHARED = 227 * 1024         # bytes that a block may have: CUDA's table of compute capabilities, 9.0
@@ -35,6 +36,7 @@ def rows(module):
         "widest_load": max(k.loads, default=0),
         "widest_store": max(k.stores, default=0), "serialised": k.serialised,
         "needs": list(k.needs), "may_spill": k.may_spill,
+        "blocks": (fits := k.occupancy("H200")).blocks, "limited_by": fits.limiter,
     } for name, k in kernels.items()}
 
 
@@ -57,14 +59,21 @@ def faults(name, row):
 def table(modules):
     """The rows of all modules as text."""
     lines = [f"{'kernel':34}{'warps':>6}{'registers':>10}{'spilled':>8}{'shared':>8}{'wgmma':>6}"
-             f"{'mma.sync':>9}{'TMA':>5}{'cp.async':>9}{'bytes':>6}{'load':>6}{'store':>6}"]
+             f"{'mma.sync':>9}{'TMA':>5}{'cp.async':>9}{'bytes':>6}{'load':>6}{'store':>6}"
+             f"{'blocks':>7}  limited by"]
     for kernels in modules.values():
         for name, r in kernels.items():
             lines.append(f"{name:34}{r['warps']:6}{r['registers']:10}{r['spilled_bytes']:8}"
                          f"{r['shared_bytes']:8}{r['wgmma']:6}{r['mma_sync']:9}{r['tma_loads']:5}"
                          f"{r['cp_async']:9}{r['widest_copy']:6}{r['widest_load']:6}"
-                         f"{r['widest_store']:6}")
+                         f"{r['widest_store']:6}{r['blocks']:7}  {r['limited_by']}")
     return "\n".join(lines)
+
+
+def compilers():
+    """{compiler: its version}"""
+    return {"triton": importlib.metadata.version("triton"),
+            "nvrtc": ".".join(map(str, nvrtc.version()))}
 
 
 def main():
@@ -74,8 +83,7 @@ def main():
     print(table(record), *wrong, sep="\n")
     if not wrong:
         FILE.write_text(json.dumps({
-            "target": "sm_90a", "triton": importlib.metadata.version("triton"), "modules": record,
-        }, indent=1) + "\n", "utf-8")
+            "target": "sm_90a", **compilers(), "modules": record}, indent=1) + "\n", "utf-8")
     return 1 if wrong else 0
 
 

@@ -21,7 +21,7 @@ triton_driver   a Triton driver whose device is the simulator
 triton_default  that driver where Triton finds no GPU
 triton_launch   one compiled Triton kernel, launched
 triton_tuning   what Triton's autotuner compares
-hopper          what Triton makes of a kernel for Hopper
+hopper          what Triton and NVRTC make of a kernel for Hopper
 ptx             PTX text as a table of instructions
 decode          an instruction as a Python function
 instructions    the instruction set, a file for each chapter of the PTX manual
@@ -72,7 +72,7 @@ cupy_on_numpy   what such tests need most of CuPy
 
 from . import pictures
 from .errors import CompileError, KernelError, Unsupported
-from .hopper import hopper
+from .hopper import hopper, hopper_cuda
 from .kernel import RawKernel, RawModule
 from .occupancy import occupancy
 from .report import Launch
@@ -85,7 +85,7 @@ from .triton_default import activate_triton, capability, deactivate_triton, join
 __all__ = [
     "CompileError", "KernelError", "Launch", "RawKernel", "RawModule", "Texture", "Unsupported",
     "activate_triton", "budget", "cache_dir", "capability", "deactivate_triton", "hopper",
-    "last_launch", "occupancy", "pictures", "sass", "self_test", "trace", "use",
+    "hopper_cuda", "last_launch", "occupancy", "pictures", "sass", "self_test", "trace", "use",
 ]
 
 join()

@@ -1,7 +1,7 @@
-"""What Triton makes of a kernel for Hopper (H100, H200), on a machine without one.
+"""What compilers make of a kernel for Hopper (H100, H200), on a machine without one.
 
-Triton and its assembler compile for any GPU anywhere; only a launch needs the device. So one can
-read from the code whether a kernel got Hopper's own instructions: tensor cores fed straight from
+Triton, NVRTC and their assemblers compile for any GPU anywhere; only a launch needs the device. So
+one can read from the code whether a kernel got Hopper's own instructions: tensor cores fed from
 shared memory (wgmma), and copies of whole tiles by the TMA (cp.async.bulk.tensor). The counts are
 of instructions in the code, at PTX level, not as they run; registers and spills come from ptxas.
 """
@@ -31,7 +31,7 @@ TIMEOUT = 300
 
 @dataclass
 class Hopper:
-    """A Triton kernel, compiled for sm_90a."""
+    """A kernel, compiled for sm_90a."""
     name: str
     num_warps: int
     wgmma: int                  # tensor-core instructions of a group of four warps
@@ -110,6 +110,26 @@ def hopper(kernel, args, constexprs=None, num_warps=4, num_stages=3, needs=(), m
         serialised=[row.split(":", 1)[1].strip() for row in log.splitlines() if
                     "serialized" in row], needs=tuple(needs), may_spill=may_spill,
         ptx=compiled.asm["ptx"], cubin=cubin)
+
+
+def hopper_cuda(kernel, block, needs=(), may_spill=0):
+    """Compile a RawKernel, in CUDA C, for Hopper -> Hopper.
+
+    block       its threads
+    needs, may_spill    as for `hopper`
+    """
+    module = kernel.module
+    text = module.source, module.path, module.options, tuple(sorted(module.expressions()))
+    compiled = nvrtc.compile_ptx(*text, "compute_90a")
+    cubin, resources = nvrtc.assemble(*text, "sm_90a")
+    name = compiled.names.get(kernel.name, kernel.name)
+    if name not in resources:
+        raise KernelError(f"{module.path} has no kernel `{kernel.name}`; it has "
+                          f"{', '.join(sorted(resources))}", "argument", path=module.path)
+    body = re.search(rf"\.entry {re.escape(name)}\(.*?^}}$", compiled.ptx, re.S | re.M)[0]
+    return Hopper(name, -(-block // 32), **instructions(body), resources=resources[name],
+                  shared=resources[name].shared, serialised=[], needs=tuple(needs),
+                  may_spill=may_spill, ptx=body, cubin=cubin)
 
 
 def instructions(ptx):

@@ -22,6 +22,7 @@ class Rung(NamedTuple):
     asked: float            # numbers that lanes ask of shared memory for each multiplication
     wanted: float           # numbers of shared memory that a warp wants for one k
     wavefronts: int         # of shared memory, as lanes read it
+    conflicts: float        # wavefronts of shared memory over the fewest possible
     barriers: int           # that a warp reaches
     distance: int           # multiplications between a load and its first use, in the code
     instructions: int       # of all warps
@@ -38,6 +39,7 @@ class Limit(NamedTuple):
     registers: int          # of a thread
     spills: int             # bytes of a thread
     blocks: int             # on an SM
+    limiter: str            # what allows no more of them
 
 
 def variant(k, bound=True):
@@ -72,8 +74,8 @@ def rung(launch, M, N, K, changed):
     loads = launch.totals.access("shared", "load")
     warps = WARPS * launch.grid[0] * launch.grid[1]
     return Rung(launch.name, loads.bytes / 4 / (M * N * K), loads.distinct / 4 / (warps * K),
-                loads.transactions, round(launch.totals.barriers / warps), launch.load_to_use,
-                launch.steps, changed)
+                loads.transactions, launch.bank_conflict_degree(),
+                round(launch.totals.barriers / warps), launch.load_to_use, launch.steps, changed)
 
 
 def limits():
@@ -89,7 +91,13 @@ def limit(name, k, bound, module, arch):
     """The Limit of one kernel. The SMs of an A100 and an H200 have as many registers and warps."""
     needs = module.resources(name, arch)
     fits = simulator.occupancy(needs, THREADS, gpu="H200" if arch == "sm_90" else "A100")
-    return Limit(name, k, bound, arch, needs.registers, needs.spill_stores, fits.blocks)
+    return Limit(name, k, bound, arch, needs.registers, needs.spill_stores, fits.blocks,
+                 fits.limiter)
+
+
+def shipped():
+    """This lesson's kernels, compiled for Hopper: {name: Hopper}."""
+    return {name: simulator.hopper_cuda(KERNELS.get(name), THREADS) for name in NAMES}
 
 
 H200_TARGETS = {"matmul: matmul_buffered_cuda": {"times_cublas": 0.90}}

@@ -14,6 +14,7 @@ from layer1_kernels.k12_tensor_cores import (
     matmul_wmma_cuda,
 )
 from layer1_kernels.k17_pipelines import (
+    KERNELS,
     THREADS,
     launch_flat,
     matmul_flat_triton,
@@ -70,7 +71,8 @@ def rung(launch, registers, steps, changed):
 
 
 def shipped():
-    """matmul_flat_triton, compiled for Hopper: {name: Hopper}."""
+    """matmul_flat_triton and this lesson's kernels in CUDA C, compiled for Hopper: {name: Hopper}.
+    """
     how = {key: PERSISTENT[key] for key in ("num_warps", "num_stages")}
     sizes = {key: size for key, size in PERSISTENT.items() if key not in how}
     BM = sizes["BM"]
@@ -78,9 +80,11 @@ def shipped():
     BK = sizes["BK"]
     tiles = {"a": [BM, BK], "w": [BN, BK], "c": [BM, BN]}
     args = {x: f"tensordesc<bf16{tile}>".replace(" ", "") for x, tile in tiles.items()}
-    return {"matmul_flat_bf16": simulator.hopper(
-        matmul_flat_triton, args | dict.fromkeys("MNK", "i32:16"), sizes, **how,
-        needs=["wgmma", "tma_loads"])}
+    flat = simulator.hopper(matmul_flat_triton, args | dict.fromkeys("MNK", "i32:16"), sizes, **how,
+                            needs=["wgmma", "tma_loads"])
+    return {"matmul_flat_bf16": flat} | {
+        name: simulator.hopper_cuda(KERNELS.get(name), threads, needs=["mma_sync", "cp_async"])
+        for name, threads in THREADS.items()}
 
 
 H200_TARGETS = {"fp16: matmul_staged_cuda": {"times_cublas": 0.55},

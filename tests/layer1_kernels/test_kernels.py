@@ -5,6 +5,7 @@ from dataclasses import fields
 import pytest
 import torch
 
+import lab
 from lab import simulator
 from layer1_kernels import Kernels, Sampling, encode_weight, kernels, quantize_weight
 
@@ -138,6 +139,29 @@ def test_no_gradient_is_lost_in_silence(triton_on_the_cpu, operation, back_end):
         assert "requires a gradient" in str(error)
     else:
         assert any(a.requires_grad for a in results)
+
+
+def test_mine_trains_on_a_learners_backward_kernel(triton_on_the_cpu, monkeypatch):
+    """Whoever wrote the forward one; without it, on the course's."""
+    calls = []
+
+    def backward(q, k, v, out, lse, grad_out, grad_lse, causal, scale):
+        calls.append((out.shape, grad_out.shape, causal, scale))
+        return 2 * q, 3 * k, 4 * v
+
+    q, k, v = (torch.randn(1, 5, 2, 16, requires_grad=True) for _ in range(3))
+    monkeypatch.setattr(lab, "candidate_function", lambda *_: None)
+    kernels("mine").flash_attention(q, k, v, True, 0.25)[0].sum().backward()
+    assert not calls and q.grad is not None
+    q.grad = None
+    monkeypatch.setattr(lab, "candidate_function", lambda lesson, name, desk: (
+        backward if (lesson, name) == ("k18_flash_backward", "flash_backward") else None))
+    table = kernels("mine")
+    out, _ = table.flash_attention(q, k, v, causal=True, scale=0.25)
+    torch.testing.assert_close(out, kernels("torch").flash_attention(q, k, v, True, 0.25)[0])
+    out.sum().backward()
+    assert calls == [(q.shape, q.shape, True, 0.25)] and torch.equal(q.grad, 2 * q)
+    assert table.sources()["flash_attention"] == "flash_attention"
 
 
 def large(operation, factor):
