@@ -210,6 +210,7 @@ def test_the_record_says_what_g10_says_of_time():
     assert low < 1 < high
     assert rows["16384 tokens"]["by bound"][0] > 1
     assert all(rows[f"{N} tokens"]["evicted"][0] > 1.5 for N in sparse_speed.CONTEXTS)
+    assert rows["prompt of 2048"]["by mean"][0] > 1
 
 
 def test_what_is_timed_is_the_product(monkeypatch):
