@@ -62,9 +62,9 @@ def context(N, share=4):
         own, _ = chosen_table(page_bound(q, *extremes), table, N, SLOTS, pages // share)
         return attend(q, k[own].flatten(0, 1), v[own].flatten(0, 1))
 
-    kept = k[:pages // share], v[:pages // share]
+    rest = k[:pages // share], v[:pages // share]
     return {"all pages": lambda: attend(q, k.flatten(0, 1), v.flatten(0, 1)), "by bound": chosen,
-            "evicted": lambda: attend(q, *(x.flatten(0, 1) for x in kept))}
+            "evicted": lambda: attend(q, *(x.flatten(0, 1) for x in rest))}
 
 
 def prefill(N, share=4):
