@@ -56,7 +56,7 @@ def ladder(M, N, K):
     numbers: [Rung]. Sizes are multiples of 128, 128 and 16."""
     rng = torch.Generator().manual_seed(0)
     a, w = (torch.randn(rows, K, generator=rng) for rows in (M, N))
-    changes = ("k06: tiles of blocks and of threads", "a tile for each warp",
+    changes = ("k06: tiles of threads", "a tile for each warp",
                "two pairs of tiles", "16 k at a time")
     with simulator.trace() as trace:
         matmul_registers_cuda(a, w)
