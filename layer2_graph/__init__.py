@@ -279,6 +279,10 @@ from layer2_graph.traffic import (
     CountedLaunch,
     Traffic,
 )
+from layer2_graph.trained_int4 import (
+    int4_llama,
+    int4_weight,
+)
 
 __all__ = [
     "GRIDS",
@@ -399,6 +403,8 @@ __all__ = [
     "gptq",
     "greedy",
     "hessians",
+    "int4_llama",
+    "int4_weight",
     "int_levels",
     "is_matrix",
     "keep_2_4",

@@ -106,8 +106,10 @@ def feedback(verdict, public, lesson):
 
 
 def own_text(lesson, candidate, verdict):
-    """The exercise's code, without comments and layout; empty where there is none."""
-    if verdict.name.endswith(SPEED) or verdict.verdict == "not_attempted":
+    """The exercise's code, without comments and layout; empty where there is none, or none that
+    can be read: what stands in its place is the same for different texts."""
+    if verdict.name.endswith(SPEED) or verdict.verdict == "not_attempted" \
+            or verdict.name in candidate.broken:
         return ""
     language = lesson.exercise(verdict.name).language
     try:

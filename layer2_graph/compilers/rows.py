@@ -42,6 +42,7 @@ class CompilerRow:
     seconds: float = 0.0                # of CPU, to the first result, or to what is not run here
     error: float | None = None          # the largest difference from PyTorch's; None: not run
     compilations: list[int] = field(default_factory=list)   # after T and each of LATER, if counted
+    guards: list[str] = field(default_factory=list)     # that failed at each of LATER, "" for none
 
 
 class Layer:
@@ -109,7 +110,24 @@ def inductor(layer: Layer) -> CompilerRow:
                           [layer.inputs(t) for t in (T, *LATER)])
     return CompilerRow("torch.compile, inductor", "",
                        [launch.name for launch in launches_in(code[-1])], spent,
-                       layer.error(result), shapes)
+                       layer.error(result), shapes, failed_guards(layer))
+
+
+def failed_guards(layer: Layer) -> list[str]:
+    """What Dynamo says of the first guard that fails at each of LATER, "" where all hold."""
+    torch.compiler.reset()
+    compiled = torch.compile(layer.block, backend=Graphs())
+    compiled(*layer.inputs(T))
+    reasons = []
+    for t in LATER:
+        try:
+            with torch._dynamo.config.patch(error_on_recompile=True):
+                compiled(*layer.inputs(t))
+            reasons.append("")
+        except torch._dynamo.exc.RecompileError as error:
+            reasons.append(str(error).splitlines()[-1].strip(" -"))
+            compiled(*layer.inputs(t))
+    return reasons
 
 
 def inductor_in_triton(layer: Layer) -> CompilerRow:

@@ -206,9 +206,11 @@ def test_the_record_says_what_g10_says_of_time():
         times = {name: high for name, (_, _, high) in rows[work].items()}
         assert times["anywhere, as CSR"] < 1 and times["2:4, unpacked first"] < 1
         assert rows[work]["channels"][0] > 1.5
-    low, _, high = rows["480 tokens"]["a quarter, by bound"]
+    low, _, high = rows["480 tokens"]["by bound"]
     assert low < 1 < high
-    assert rows["16384 tokens"]["a quarter, by bound"][0] > 1
+    assert rows["16384 tokens"]["by bound"][0] > 1
+    assert all(rows[f"{N} tokens"]["evicted"][0] > 1.5 for N in sparse_speed.CONTEXTS)
+    assert rows["prompt of 2048"]["by mean"][0] > 1
 
 
 def test_what_is_timed_is_the_product(monkeypatch):
@@ -224,5 +226,9 @@ def test_what_is_timed_is_the_product(monkeypatch):
 
 
 def test_what_is_timed_is_attention():
-    every, chosen = sparse_speed.context(8 * sparse_speed.SLOTS).values()
-    assert chosen().shape == every().shape and not torch.allclose(every(), chosen())
+    for way, N in ((sparse_speed.context, 8), (sparse_speed.prefill, 5)):
+        every, *others = way(N * sparse_speed.SLOTS, share=1).values()
+        assert all(torch.allclose(every(), other(), atol=1e-5) for other in others)
+        every, *others = way(N * sparse_speed.SLOTS).values()
+        assert not any(torch.allclose(every(), other()) for other in others)
+        assert all(other().shape == every().shape for other in others)

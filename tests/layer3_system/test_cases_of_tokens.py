@@ -22,6 +22,7 @@ from layer3_system import (
     prefill,
 )
 from layer3_system.engine.drafts import Drafter
+from tests.layer2_graph.test_experts import FAMILIES, random_transformer
 from tests.layer3_system.engine_cases import (  # noqa: F401  (what pytest looks for)
     END,
     Guesses,
@@ -75,10 +76,21 @@ def test_case_24_greedy_in_any_batch():
         assert [r.output for r in requests] == want * 2, (P, chunk, pool)
 
 
-def test_case_24_with_experts():
+def folder_with_experts(tmp_path, family):
+    """The twin that ships, which is a Mixtral, or random weights that transformers has saved."""
+    if family == "Mixtral":
+        return TWINS / "moe"
+    pytest.importorskip("transformers")
+    kind, entries = FAMILIES[family]
+    random_transformer(kind, tmp_path, **entries)
+    return tmp_path
+
+
+@pytest.mark.parametrize("family", ["Mixtral", "Qwen 3 MoE", "Qwen 3 MoE, a dense layer"])
+def test_case_24_with_experts(tmp_path, family):
     """Requests that share steps choose their experts alone: the same tokens."""
-    moe = load_moe(TWINS / "moe", dtype=torch.float32)
-    prompts = [[0, 300 + n, *range(400, 400 + 3 * n)] for n in range(4)]
+    moe = load_moe(folder_with_experts(tmp_path, family), dtype=torch.float32)
+    prompts = [[n, 30 + n, *range(40, 40 + 3 * n)] for n in range(4)]
     want = [greedy(moe, [p], 12)[0] for p in prompts]
     pages = prefix_pool(64, 8)
     e = connected(moe, ByteTokenizer(), pages, Scheduler(pages, 4, 32, 5))

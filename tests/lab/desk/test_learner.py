@@ -18,7 +18,7 @@ from lab.judge.verdict import Verdict
 KINDS = {
     "function": ("r01_roofline/count_add", ("3 * n", "2 * n"), "not the output"),
     "prediction": ("r01_roofline/predict_gain_of_doubled_peak", ("1.0", "2.0"),
-                   "under the compute roof"),
+                   "of a compute-bound kernel"),
     "cuda": ("k01_vector_add/add_cuda", ("if (i < n) ", ""), "out-of-bounds"),
     "triton": ("k01_vector_add/add_triton", ("tl.program_id(0) * BLOCK + ", ""),
                "works on the first block"),

@@ -142,7 +142,7 @@ def test_a_cell_that_ends_the_process_is_a_verdict_and_the_notebook_lives(live):
 
 
 def test_a_prediction_keeps_the_first_guess(live):
-    for guess, says in (("2.0", "under the compute roof"), ("1.0", "Your first guess was 2.0")):
+    for guess, says in (("2.0", "of a compute-bound kernel"), ("1.0", "Your first guess was 2.0")):
         live.run(f"def predict_gain_of_doubled_peak():\n    return {guess}\n")
         assert says in live.run('lesson.check("predict_gain_of_doubled_peak")')
     assert "first guess" in live.html and "width:40.0%" in live.html and "width:20.0%" in live.html

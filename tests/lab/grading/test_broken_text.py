@@ -5,9 +5,10 @@ import time
 import pytest
 
 from lab import stub
-from lab.grading import broken_text, extract
+from lab.grading import broken_text, extract, worker
 from lab.grading.submission_parts import Part
 from lab.judge import check
+from lab.judge.verdict import Verdict
 from tests.lab.grading.test_extract import (
     FUSED,
     K07,
@@ -51,6 +52,16 @@ def test_a_function_with_a_mistake_is_told_and_the_others_are_graded(wrong, line
         assert (found["merge"].verdict, found["merge"].points) == ("fail", 0)
         assert found["merge"].message == made.broken["merge"]
         assert found["predict_bytes_ratio"].verdict == "pass"
+
+
+def test_answers_that_cannot_be_read_are_not_the_same():
+    """One broken header and two bodies: what stands in their place is the same."""
+    texts = []
+    for body in ("    return a\n", "    return max(a, b), 'another'\n"):
+        made, _ = of((PY, "def merge(a, b)\n" + body + "\n\n" + RATIO))
+        texts.append([worker.own_text(K07, made, Verdict(name, "fail", 0, 1))
+                      for name in ("merge", "predict_bytes_ratio")])
+    assert texts == [["", code(RATIO, "predict_bytes_ratio")]] * 2
 
 
 def test_lines_below_a_mistake_are_the_students():
