@@ -43,7 +43,7 @@ def count_add(n, itemsize):
 
 
 def count_matmul(M, N, K, itemsize):
-    """c (M, N) = a (M, K) @ b (K, N): (FLOPs, the fewest bytes that must move)."""
+    """c (M, N) = a (M, K) @ b (K, N): (FLOPs, fewest possible bytes)."""
     # exercise: each element of c is a dot product of length K; each matrix moves once
     flops = 2 * M * N * K           # a multiplication and an addition for each of K terms
     moved = (M * K + K * N + M * N) * itemsize
@@ -51,7 +51,7 @@ def count_matmul(M, N, K, itemsize):
 
 
 def count_softmax(R, C, itemsize):
-    """Softmax of each row of (R, C), fused: (FLOPs, the fewest bytes that must move).
+    """Softmax of each row of (R, C), fused: (FLOPs, fewest possible bytes).
 
     Count 5 FLOPs for each element: one each for max, subtract, exp, sum and divide.
     """

@@ -66,10 +66,11 @@ def chinchilla(theta, N, D):
 
 
 def rosenfeld(theta, N, D):
-    """The log of the same sum s under a ceiling c: s · c / sqrt(s² + c²), Rosenfeld et al. 2020.
+    """The log of the same sum s, limited by a ceiling c: s · c / sqrt(s² + c²).
 
-    c is the loss of guessing. If s is much larger, the loss is about c; if it is much smaller,
-    about s. (The paper has one more constant, for where the curve bends; it can be scaled away.)
+    Rosenfeld et al. 2020. c is the loss of guessing. If s is much larger, the loss is about c; if
+    it is much smaller, about s. (The paper has one more constant, for where the curve bends; it can
+    be scaled away.)
     """
     s = chinchilla(theta, N, D)
     return s - np.logaddexp(0, 2 * (s - LOG_CEILING)) / 2

@@ -119,8 +119,8 @@ def softmax_cuda(x, kernel="softmax_online_cuda"):  # (R, C) -> (R, C)
     y = torch.empty_like(x)                         # (R, C)
     fused = kernel == "softmax_fused_cuda"
     if fused and C > FITS:
-        raise ValueError(f"softmax_fused_cuda: rows of {C:,} numbers, expected at most {FITS:,}, "
-                         f"which fit in shared memory; softmax_online_cuda takes any length")
+        raise ValueError(f"softmax_fused_cuda: rows of {C:,} numbers do not fit in shared memory "
+                         f"(at most {FITS:,}); use softmax_online_cuda")
     if x.numel():
         KERNELS.get(kernel)(R, THREADS, (x, y, C), shared_mem=x.element_size() * C * fused)
     return y

@@ -119,7 +119,7 @@ def rope_triton(q, k, cos, sin, positions, q_row, q_head, k_row, k_head, H, G, h
     angle = tl.load(positions + t) * half + d       # (BLOCK,)
     c = tl.load(cos + angle, d < half)
     s = WAY * tl.load(sin + angle, d < half)
-    # + d on both sides: Triton 3.9 forgets how a column of chosen heads is aligned
+    # + d on both sides: a column of chosen addresses may lose its alignment, whole rows keep it
     first = tl.where(h < H, q + t * q_row + h * q_head + d, k + t * k_row + (h - H) * k_head + d)
     a = tl.load(first, inside)                      # (HEADS, BLOCK)
     b = tl.load(first + half, inside)

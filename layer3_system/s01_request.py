@@ -53,12 +53,12 @@ class Request:
     prompt_logprobs: list[dict[int, float]] = field(default_factory=list)   # from its 2nd token on
     draft: list[int] = field(default_factory=list)  # guesses at the next tokens, to be verified
     limit: int = 2**31                  # the most tokens, those of the prompt included
-    pending: int = 0                    # of its next tokens, how many are being computed
+    pending: int = 0                    # tokens that a step is still computing
     table: list[int] = field(default_factory=list)  # its pages, in order
     hashes: list[bytes] = field(default_factory=list)   # names of its first full pages
     num_cached_pages: int = 0           # of its pages, how many have contents the pool knows
     num_computed: int = 0               # tokens whose keys and values are in its pages
-    num_cached: int = 0                 # of those, how many it found there when first admitted
+    num_cached: int = 0                 # of those, found in the cache when first admitted
     status: str = "waiting"             # running, finished
     reason: str | None = None           # stop, length, abort or error, once finished
     error: str | None = None

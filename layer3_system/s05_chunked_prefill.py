@@ -77,7 +77,7 @@ def largest_budget(m: LlamaShape, machine: Machine, decodes: int, N: int,
     itemsize: bytes of a number
     All other tokens belong to a prompt: each adds token_flops(m) FLOPs and no bytes.
     """
-    # exercise: FLOPs that fit into the time of the bytes; what the decodes leave; how many tokens?
+    # exercise: how many FLOPs fit into the time of the bytes? What do the decodes leave of them?
     flops, weights, each = decode_costs(m, N, itemsize)
     spare = (weights + decodes * each) * ridge(machine) - decodes * flops
     return decodes + int(spare // token_flops(m)) if spare >= 0 else None

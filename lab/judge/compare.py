@@ -130,8 +130,9 @@ def digits(value, want, tolerance, what):
     right, bits = (int(-math.log10(error)), 32) if error < 1e-5 else ("two or three", 16)
     name = what.split(",")[0]
     whole = all(name.count(a) == name.count(b) for a, b in ("()", "[]"))
-    return (f"\n{name if whole else 'It'} is right to {right} digits: somewhere numbers are kept, "
-            f"multiplied or added in {bits} bits, or not all are added, or a small term is wrong.")
+    return (f"\n{name if whole else 'It'} is right to {right} digits: somewhere a number is "
+            f"stored, multiplied or added in {bits} bits, or a sum leaves numbers out, or a small "
+            f"term is wrong.")
 
 
 def numbers(got, what):

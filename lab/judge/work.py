@@ -5,20 +5,26 @@ from lab.judge.mistakes import mistake
 
 LIMITS = {      # count: (times the course's own that still pass as another style, id, meaning)
     "bytes loaded": (1.5, "read_again",
-                     "numbers are read again that a register or shared memory could keep"),
-    "bytes stored": (1.5, "written_again", "numbers are written more than once"),
+                     "Numbers are loaded again that could stay in a register or in shared memory."),
+    "bytes stored": (1.5, "written_again", "Numbers are stored more than once."),
     "requests": (2, "half_empty_requests",
-                 "requests of a warp are half empty: neighbouring threads should take "
-                 "neighbouring numbers, and every lane should take part"),
-    "sectors": (2, "far_apart", "threads of a warp reach for numbers far apart"),
-    "shared wavefronts": (3, "bank_conflicts",
-                          "shared memory is accessed more often, or lanes meet in one bank"),
-    "warp instructions": (4, "extra_loop", "there is a loop or a branch too many"),
-    "barriers": (4, "barrier_in_loop", "a barrier stands within a loop that needs none"),
-    "lanes in a warp for each that works": (
-        2, "idle_lanes", "most threads of a warp have nothing to do"),
-    "times the average warp's work, done by the busiest": (
-        3, "one_does_all", "one warp or one block does the work of all"),
+                 "Requests are partly empty. Give neighbouring threads neighbouring numbers, and "
+                 "every thread some work."),
+    "sectors": (2, "far_apart", "The threads of a warp access numbers that are far apart."),
+    "passes through shared memory": (
+        3, "bank_conflicts",
+        "Shared memory is accessed more often than necessary, or with bank conflicts."),
+    "warp instructions": (4, "extra_loop", "There is an unnecessary loop or branch."),
+    "barriers": (4, "barrier_in_loop", "There is a barrier in a loop that needs none."),
+    "lanes per working lane": (2, "idle_lanes", "Most threads of a warp have no work."),
+    "work of the busiest warp": (
+        3, "one_does_all", "One warp or one block does almost all the work."),
+}
+RATIOS = {      # what is told of a count that is a ratio
+    "lanes per working lane": "on average one thread in {:.3g} has work; in the course's own "
+                              "kernel it is one in {:.3g}",
+    "work of the busiest warp": "the busiest warp has {:.3g} times the average work; in the "
+                                "course's own kernel it has {:.3g} times",
 }
 
 
@@ -38,14 +44,14 @@ def counts(launch):
                 row["requests"] += c["requests"]
                 row["sectors"] += c["transactions"]
             elif space == "shared":
-                row["shared wavefronts"] += c["transactions"]
+                row["passes through shared memory"] += c["transactions"]
         row["warp instructions"] += one["steps"]
         row["barriers"] += totals["barriers"]
     steps = max(row["warp instructions"], 1)
     lanes = sum(one["lane_steps"] for one in launch.launches)
     even = sum(one["steps"] * one["evenness"] for one in launch.launches)
-    row["lanes in a warp for each that works"] = 32 * steps / max(lanes, 1)
-    row["times the average warp's work, done by the busiest"] = steps / max(even, 1e-9)
+    row["lanes per working lane"] = 32 * steps / max(lanes, 1)
+    row["work of the busiest warp"] = steps / max(even, 1e-9)
     return row
 
 
@@ -61,9 +67,10 @@ def same_work(name, launch, reference, but=(), limits=None):
         "launches", f"{name}: {len(launch.launches)} launches, expected {len(reference.launches)}")
     for count, (times, known, meaning) in LIMITS.items():
         times = (limits or {}).get(count, times)
+        words = RATIOS.get(count, f"{{:,.6g}} {count}; the course's own kernel has {{:,.6g}}")
         assert count in but or not want[count] or got[count] <= times * want[count], mistake(
-            known, f"{name}: {got[count]:,.6g} {count}, the course's own {want[count]:,.6g}: "
-                   f"{meaning}", meaning)
-    if want["shared wavefronts"] and "shared wavefronts" not in but:
-        assert got["shared wavefronts"], mistake(
+            known, f"{name}: {words.format(got[count], want[count])}. {meaning}", meaning)
+    shared = "passes through shared memory"
+    if want[shared] and shared not in but:
+        assert got[shared], mistake(
             "no_shared_memory", f"{name} does not use shared memory, which this exercise is about")

@@ -249,6 +249,7 @@ TRITON_SAYS = {                                 # part of a reason that misleads
 TRITON_MEANS = {                                # part of Triton's reason: what it means
     "has no attribute 'values'": "several values are wanted from a call that returns one, or None",
     "'MatMult'": "Triton has no @; tl.dot multiplies tiles",
+    "equal reduction dimensions": "tl.dot multiplies (M, K) by (K, N): turn a tile with .T",
     "cannot cast pointer": "an address is no value: tl.load(x + i, mask) reads what is there",
     "__setitem__": "a pointer is no array: tl.store(z + i, values, mask) writes elements",
     "unexpected type fp32": "was `/` written for `//`, which gives a whole number?",

@@ -300,7 +300,8 @@ def roof(compute):
 
 def reason(flops, moved, peak, bandwidth):
     if flops == moved == 0:
-        return "nothing to do takes 0 s on both roofs: that is on the ridge, so compute"
+        return ("0 FLOPs and 0 bytes take 0 s each: that is exactly on the ridge, which counts as "
+                "compute")
     if flops == 208 * moved and (peak, bandwidth) == (PEAK, BANDWIDTH):
         return "it is exactly on the ridge, which counts as compute"
     said = (f"the arithmetic needs {flops / peak:.3g} s, the bytes need {moved / bandwidth:.3g} s, "

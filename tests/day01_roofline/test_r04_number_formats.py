@@ -36,7 +36,7 @@ def form(side, name):
 def as_codes(got, what):
     assert isinstance(got, (int, np.integer, np.ndarray)) and np.asarray(got).dtype.kind in "iu", \
         mistake("no_integers", f"{what}: got {type(got).__name__} {np.asarray(got).dtype}, "
-                               "expected integers, the codes")
+                               "expected integer codes")
     return got
 
 
@@ -71,7 +71,7 @@ def test_predict_largest_e4m3(subject):
         480: ("nan_code", "That is the code of NaN."),
         57344: ("of_e5m2", "That is e5m2's largest number.")}.get(
             got, ("other", "Take the second-last code: e = 15, m = 6; the bias is 7."))
-    assert got == want, mistake(name, f"largest number of e4m3: not {got}. {sentence}", sentence)
+    assert got == want, mistake(name, f"predict_largest_e4m3: not {got}. {sentence}", sentence)
 
 
 def parts(name):

@@ -202,7 +202,8 @@ def test_time_by_floor__small(unseen, rng):
 def test_time_by_floor__of_the_recorded_trace(subject):
     got = values(subject.time_by_floor(subject.read_trace().spans), "the recorded trace")
     wall = SPANS[0][3] - SPANS[0][2]
-    assert sum(got) == wall, f"the floors have {sum(got):,} ns of the recorded {wall:,}"
+    assert sum(got) == wall, (
+        f"the floors add up to {sum(got):,} ns; the recording has {wall:,} ns")
     want = list(painted(SPANS).values())
     assert got == want, f"time_by_floor of the recorded trace: got {got}, expected {want}"
 

@@ -112,7 +112,8 @@ def of_rms(name, x, w):
             "divided_by_w": ("divides by w; it should multiply", normed(x) / w),
             "w_0": ("multiplies each column by w[0]", normed(x) * w[:1]),
             "layernorm": ("subtracts the mean, which is LayerNorm", normed(x - mean(x)) * w),
-            "fp16_squares": ("squares in float16, where 256² is inf: convert to fp32 first",
+            "fp16_squares": ("squares in float16, where 256² overflows to inf: convert "
+                             "to fp32 first",
                              np.zeros_like(x)),
             "no_scale": ("writes w times x, without the scale", x * w),
             "scale_of_row_0": ("uses the scale of row 0 for every row",

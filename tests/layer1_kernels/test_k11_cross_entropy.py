@@ -146,7 +146,7 @@ def at(index):
 @pytest.mark.parametrize("V", [1, 128, 128_256])
 def test_predict_uniform_loss(subject, agree, V):
     want = losses_of(np.zeros((1, V)), np.array([0]))[0]
-    agree(subject.predict_uniform_loss(V), want, "float64", f"the loss of {V} equal logits",
+    agree(subject.predict_uniform_loss(V), want, "float64", f"predict_uniform_loss({V})",
           mistakes=named("the answer", {
               "probability": ("is the probability, 1 / V; the loss is minus its logarithm", 1 / V),
               "log2": ("is a logarithm to base 2; use the natural one", np.log2(V)),
@@ -308,7 +308,7 @@ def test_predict_sizes_moved(subject, reference, rng):
         5: ("softmax_loaded", "5 would store the softmax and load it again; m and s are enough."),
     }.get(got, ("other", "Which arrays of T·V numbers does each kernel read, and which write?"))
     assert abs(got - want) < 0.05, mistake(
-        known, f"The simulator does not count {got} sizes of the logits. {why}", why)
+        known, f"predict_sizes_moved: the simulator does not count {got} sizes. {why}", why)
 
 
 @pytest.mark.parametrize("T, V, dtype", SIZES)

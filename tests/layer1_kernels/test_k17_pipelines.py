@@ -76,8 +76,8 @@ def test_predict_ways(subject, reference):
     counts = launch.memory("shared", "load")
     want = counts["transactions"] // counts["ideal"]
     got = subject.predict_ways()
-    assert isinstance(got, (int, float)), mistake("no_number",
-                                                  f"a prediction is a number, got {got!r}")
+    assert isinstance(got, (int, float)), mistake(
+        "no_number", f"predict_ways: expected a number, got {got!r}")
     why = {1: ("no_conflict", "16 bytes of one lane lie in four banks, but eight lanes are served "
                               "together"),
            4: ("matrices", "the four matrices come one after the other anyway"),
@@ -85,8 +85,8 @@ def test_predict_ways(subject, reference):
            2: ("pairs", "rows of 128 bytes all begin in bank 0, not every other one")}
     name, sentence = why.get(got, ("other", "32 banks of 4 bytes are 128 bytes: where does the "
                                    "next row begin?"))
-    assert got == want, mistake(name, f"{got:g} times is not what the simulator counts, {want}: "
-                                f"{sentence}", sentence)
+    assert got == want, mistake(
+        name, f"predict_ways: {got:g} times is not what the simulator counts: {sentence}", sentence)
 
 
 # ---- one tile

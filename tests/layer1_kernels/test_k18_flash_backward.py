@@ -41,8 +41,8 @@ SIZES = [   # B, T, N, H, G, D, causal, dtype, BM, BN
 def test_predict_products(subject, reference, rng):
     """Both passes are counted, as the course's own kernels make them; forward by k13's formula."""
     got = subject.predict_products()
-    assert isinstance(got, (int, float)), mistake("no_number",
-                                                  f"a prediction is a number, got {got!r}")
+    assert isinstance(got, (int, float)), mistake(
+        "no_number", f"predict_products: expected a number, got {got!r}")
     case = Case(rng, (1, 32, 32, 1, 1, 16, True, "float16", 16, 16))
     made = sum(tensor_flops(case.run(reference, which)[1]) for which in ("keys", "queries"))
     want = made / (2 * 2 * 16 * 16 * 16 * visited(32, 32, 16, 16))
@@ -56,7 +56,7 @@ def test_predict_products(subject, reference, rng):
     name, sentence = next((row for value, row in why.items() if abs(got - value) < 0.01),
                           ("other", "list the products of each pass, and divide by two"))
     assert abs(got - want) < 0.01, mistake(
-        name, f"{got:g} is not what is counted, {want:g}: {sentence}", sentence)
+        name, f"predict_products: {got:g} is not what is counted: {sentence}", sentence)
 
 
 # ---- delta

@@ -33,8 +33,8 @@ def decoded(q):
 
 def test_predict_outlier_loss(subject, rng):
     got = subject.predict_outlier_loss()
-    assert isinstance(got, (int, float)), mistake("no_number",
-                                                  f"a prediction is a number, got {got!r}")
+    assert isinstance(got, (int, float)), mistake(
+        "no_number", f"predict_outlier_loss: expected a number, got {got!r}")
     x = rng.standard_normal((64, 1024))
     errors = []
     for factor in (1, 100):
@@ -51,13 +51,14 @@ def test_predict_outlier_loss(subject, rng):
     name, sentence = next((row for value, row in why.items() if abs(got - value) < 0.1 * value),
                           ("other", "e4m3 rounds each number relative to its own size"))
     assert abs(got - want) < 0.2, mistake(
-        name, f"{got:g} is not what comes out of rounding, {want:.2f}: {sentence}", sentence)
+        name, f"predict_outlier_loss: {got:g} is not what comes out of rounding: {sentence}",
+        sentence)
 
 
 def test_predict_scale_bytes(subject, reference, rng):
     got = subject.predict_scale_bytes()
-    assert isinstance(got, (int, float)), mistake("no_number",
-                                                  f"a prediction is a number, got {got!r}")
+    assert isinstance(got, (int, float)), mistake(
+        "no_number", f"predict_scale_bytes: expected a number, got {got!r}")
     import torch
 
     x = torch.from_numpy(rng.standard_normal((3, 512)).astype(np.float32))
@@ -71,7 +72,7 @@ def test_predict_scale_bytes(subject, reference, rng):
     name, sentence = next((row for value, row in why.items() if abs(got - value) < 1e-4),
                           ("other", "a group has 128 numbers of a byte, and one fp32 number"))
     assert abs(got - want) < 1e-6, mistake(
-        name, f"{got:g} is not what arrays have, {want:g}: {sentence}", sentence)
+        name, f"predict_scale_bytes: {got:g} is not what the arrays have: {sentence}", sentence)
 
 
 # ---- quantising

@@ -16,7 +16,7 @@ N, K = 40, 48
 TILE = {"BM": 16, "BN": 16, "BK": 16, "GROUP": 2,
         "num_warps": 1}     # more would multiply the same twice
 # Of few numbers these depend on how a matrix is laid out: lanes repeat each other's loads.
-LAYOUT = ("bytes loaded", "requests", "sectors", "shared wavefronts")
+LAYOUT = ("bytes loaded", "requests", "sectors", "passes through shared memory")
 PROGRAMS = 5            # N / BN = 3 columns of tiles: with 3 programs each would make one column
 #                         alone, and a tile that is made twice by one program is no race
 
@@ -61,8 +61,8 @@ def sevens(*shape):
 def test_predict_rows(subject, reference, rng):
     """A tile of each slot is counted, as the course's own kernel makes them."""
     got = subject.predict_rows()
-    assert isinstance(got, (int, float)), mistake("no_number",
-                                                  f"a prediction is a number, got {got!r}")
+    assert isinstance(got, (int, float)), mistake(
+        "no_number", f"predict_rows: expected a number, got {got!r}")
     order, offsets = by_expert(choices(rng, 1, 16, 64), 64)
     x, w = (rng.standard_normal(shape).astype(np.float16) for shape in ((8, 16), (64, 16, 16)))
     run_gemm(reference, x, w, order, offsets, None)
@@ -77,7 +77,7 @@ def test_predict_rows(subject, reference, rng):
     name, sentence = next((row for value, row in why.items() if abs(got - value) < 0.01),
                           ("other", "count the tiles of one expert, and the rows of a tile"))
     assert abs(got - want) < 0.01, mistake(
-        name, f"{got:g} is not what is counted, {want:g}: {sentence}", sentence)
+        name, f"predict_rows: {got:g} is not what is counted: {sentence}", sentence)
 
 
 # ---- counting

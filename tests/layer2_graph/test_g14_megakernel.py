@@ -130,17 +130,17 @@ def same_tensors(agree, got, want, what):
 # ---- predictions
 
 
-def guess(got, want, why, other):
-    assert isinstance(got, (int, float)), mistake("no_number",
-                                                  f"a prediction is a number, got {got!r}")
+def guess(exercise, got, want, why, other):
+    assert isinstance(got, (int, float)), mistake(
+        "no_number", f"{exercise}: expected a number, got {got!r}")
     name, sentence = why.get(got, ("other", other))
-    assert got == want, mistake(name, f"{got:g} is not what the list gives, {want}: {sentence}",
-                                sentence)
+    assert got == want, mistake(
+        name, f"{exercise}: {got:g} is not what the list gives: {sentence}", sentence)
 
 
 def test_predict_instructions(subject):
     nano = sizes_of(load_nano())
-    guess(subject.predict_instructions(), len(book(nano, 32)), {
+    guess("predict_instructions", subject.predict_instructions(), len(book(nano, 32)), {
         34: ("no_head", "the head is a part of the step, too"),
         36: ("no_embedding", "the embedding is a part of the step, too"),
         42: ("query_heads", "attention has an instruction for each kv head, not for each query "
@@ -155,7 +155,7 @@ def test_predict_chain(subject):
     rounds = Counter()              # of each counter: the round in which it is full
     for *_, wait, need, signal in book(sizes_of(load_nano()), 32).tolist():
         rounds[signal] = max(rounds[signal], 1 + (rounds[wait] if need else 0))
-    guess(subject.predict_chain(), max(rounds.values()), {
+    guess("predict_chain", subject.predict_chain(), max(rounds.values()), {
         38: ("one_by_one", "instructions of one stage do not wait for each other"),
         10: ("layers_alone", "the embedding comes before the layers, and the head after them"),
         7: ("one_layer", "the second layer waits for the first"),

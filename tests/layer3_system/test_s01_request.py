@@ -99,7 +99,7 @@ def test_predict_changed(subject):
     """case 23: what one generator for all would do."""
     want = sum(a != b for a, b in zip(dealt(40, 0), dealt(10, 30), strict=True))
     got = subject.predict_changed()
-    assert isinstance(got, int), f"a prediction is a whole number here, got {got!r}"
+    assert isinstance(got, int), f"predict_changed: expected a whole number, got {got!r}"
     name = first_true({"nothing": got == 0, "everything": got == 40,
                        "one_too_many": got == want + 1, "too_few": got < want})
     assert got == want, tell(name, f"predict_changed: {got} is not right")

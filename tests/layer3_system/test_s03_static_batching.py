@@ -47,7 +47,7 @@ def test_predict_useful_share(subject):
     mean = sum(range(1, 201)) / 200
     want = mean / sum(1 - ((k - 1) / 200) ** 8 for k in range(1, 201))     # of k tokens or more
     got = subject.predict_useful_share()
-    assert isinstance(got, (int, float)), f"a prediction is a number, got {got!r}"
+    assert isinstance(got, (int, float)), f"predict_useful_share: expected a number, got {got!r}"
     name = first_true({
         "percent": 1 < got <= 100, "no_share": not 0 <= got <= 1,
         "idle_share": abs(got - (1 - want)) < 0.03, "always_200": abs(got - mean / 200) < 0.02,

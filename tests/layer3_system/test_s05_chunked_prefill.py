@@ -132,7 +132,7 @@ def test_predict_longest_gap(subject, truth):
     usual, want = truth(lambda: [1e3 * step_seconds(LLAMA, H100, parts)
                                  for parts in ([decodes], [decodes, (1, 8192, 8192)])])
     got = subject.predict_longest_gap()
-    assert isinstance(got, (int, float)), f"a prediction is a number, got {got!r}"
+    assert isinstance(got, (int, float)), f"predict_longest_gap: expected a number, got {got!r}"
     name = first_true({"seconds": got < 1, "without_prompt": 0.7 < got / usual < 1.3,
                        "token_by_token": got > 100 * want, "one_flop": 0.43 < got / want < 0.57})
     too = "" if name else " It is too low." if got < want else " It is too high."

@@ -31,7 +31,7 @@ def test_predict_running(subject):
     looks = np.linspace(10, begins[-1] - 10, 20_000)
     want = (np.searchsorted(begins, looks) - np.searchsorted(begins + 0.8, looks)).mean()
     got = subject.predict_running()
-    assert isinstance(got, (int, float)), f"a prediction is a number, got {got!r}"
+    assert isinstance(got, (int, float)), f"predict_running: expected a number, got {got!r}"
     name, why = next((row for value, *row in (
         (12, "one_second", "the arrivals of one second, but a request stays 0.8 s"),
         (12 / 0.8, "over_stay", "the rate divided by the stay. A longer stay means more requests"),

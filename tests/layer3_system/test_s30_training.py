@@ -31,9 +31,11 @@ def test_predict_bf16_weight(subject):
                                               "2⁻⁸ away: it is less than half of the way"),
              "all_lost": (0.0, "the weight itself is lost: an update that is too small leaves it "
                                "as it was")}
+    assert isinstance(guess, (int, float)), mistake(
+        "no_number", f"predict_bf16_weight: expected a number, got {guess!r:.50}")
     name, why = next(((name, f". This is what comes out when {why}") for name, (wrong, why)
                       in known.items() if abs(guess - wrong) < 0.01), ("", ""))
-    assert guess == right, mistake(name, f"got {guess}, expected {right}{why}", why)
+    assert guess == right, mistake(name, f"predict_bf16_weight: {guess} is not right{why}", why)
 
 
 # ---- the rate

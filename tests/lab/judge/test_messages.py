@@ -215,6 +215,8 @@ def test_cuda_names_the_learners_line_in_the_compilers_words(statement, says, li
 
 @pytest.mark.parametrize("scores, says, line", [
     ("tl.dot(queries, tl.trans(keys)) + m[None, :]", "incompatible dimensions", "scores = tl.dot("),
+    ("tl.dot(queries.T, keys.T)", "tl.dot multiplies (M, K) by (K, N): turn a tile with .T",
+     "scores = tl.dot("),
     ("tl.dot(queries, tl.trans(keys.to(tl.float32)))", "must be same dtype", "scores = tl.dot(")])
 def test_triton_says_which_shapes_or_types_do_not_meet(scores, says, line):
     first, place = message("attend_triton", f"    scores = {scores}\n    return m, s, mixed\n"

@@ -17,18 +17,18 @@ STYLES = {
                  "i += blockDim.x) y[i] = x[i] * 2.0f;"}
 WRONG = {
     "one thread": ("if (threadIdx.x == 0) for (int c = 0; c < C; c++) y[blockIdx.x * C + c] = "
-                   "2 * x[blockIdx.x * C + c];", "requests of a warp are half empty"),
+                   "2 * x[blockIdx.x * C + c];", "Requests are partly empty"),
     "one warp": (OWN.replace("threadIdx.x; c", "threadIdx.x; threadIdx.x < 32 && c").replace(
-        "c += blockDim.x", "c += 32"), "one warp or one block does the work of all"),
+        "c += blockDim.x", "c += 32"), "the busiest warp has 3.81 times the average work"),
     "one block": ("if (blockIdx.x == 0) for (int i = threadIdx.x; i < gridDim.x * C; "
                   "i += blockDim.x) y[i] = 2 * x[i];",
-                  "one warp or one block does the work of all"),
+                  "One warp or one block does almost all the work"),
     "read twice": (OWN.replace("2 * x[c]", "x[c] + ((volatile float*)x)[c]"), "bytes loaded"),
     "written twice": (OWN.replace("y[c] = 2", "((volatile float*)y)[c] = 1, y[c] = 2"),
                       "bytes stored"),
     "far apart": ("""x += blockIdx.x * C; y += blockIdx.x * C; int each = C / blockDim.x;
     for (int c = 0; c < each; c++) { int i = threadIdx.x * each + c; y[i] = 2 * x[i]; }""",
-                  "threads of a warp reach for numbers far apart")}
+                  "The threads of a warp access numbers that are far apart")}
 
 
 def launched(body):
