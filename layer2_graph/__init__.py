@@ -246,10 +246,10 @@ from layer2_graph.g15_qat import (
 )
 from layer2_graph.hybrid import (
     HybridCache,
-    HybridConfig,
     HybridLlama,
     SeatedBatch,
     StateCache,
+    load_hybrid,
     short_convolution,
 )
 from layer2_graph.launches import (
@@ -301,7 +301,6 @@ __all__ = [
     "Graphs",
     "Grid",
     "HybridCache",
-    "HybridConfig",
     "HybridLlama",
     "Instruction",
     "LatentCache",
@@ -408,6 +407,7 @@ __all__ = [
     "least_error_scales",
     "llama_of",
     "load",
+    "load_hybrid",
     "load_latent",
     "load_moe",
     "merge_matmuls",
