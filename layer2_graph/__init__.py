@@ -246,10 +246,10 @@ from layer2_graph.g15_qat import (
 )
 from layer2_graph.hybrid import (
     HybridCache,
-    HybridConfig,
     HybridLlama,
     SeatedBatch,
     StateCache,
+    load_hybrid,
     short_convolution,
 )
 from layer2_graph.launches import (
@@ -305,7 +305,6 @@ __all__ = [
     "Graphs",
     "Grid",
     "HybridCache",
-    "HybridConfig",
     "HybridLlama",
     "Instruction",
     "LatentCache",
@@ -414,6 +413,7 @@ __all__ = [
     "least_error_scales",
     "llama_of",
     "load",
+    "load_hybrid",
     "load_latent",
     "load_moe",
     "merge_matmuls",

@@ -13,6 +13,7 @@ from torch import Tensor
 from layer2_graph.config import Config
 from layer2_graph.config_entries import ModelError, read_json, shown
 from layer2_graph.experts import disk_shapes, expert_shapes, stack
+from layer2_graph.mixers import mixer_shapes
 
 __all__ = ["Tokenizer", "read_weights"]
 
@@ -33,7 +34,7 @@ def shapes(m: Config, experts=expert_shapes) -> Iterator[tuple[str, tuple[int, .
     for i in range(m.L):
         layer = f"model.layers.{i}"
         yield f"{layer}.input_layernorm.weight", (m.C,)
-        yield from (latent_shapes if m.latent else qkv_shapes)(f"{layer}.self_attn", m)
+        yield from mixer_shapes(layer, i, m)
         yield f"{layer}.self_attn.o_proj.weight", (m.C, m.H * m.D)
         if m.bias_o:
             yield f"{layer}.self_attn.o_proj.bias", (m.C,)
@@ -51,22 +52,6 @@ def shapes(m: Config, experts=expert_shapes) -> Iterator[tuple[str, tuple[int, .
     yield "model.norm.weight", (m.C,)
     if not m.tied:
         yield HEAD, (m.V, m.C)
-
-
-def qkv_shapes(prefix, m):
-    """(name, shape) of the matrices that make queries, keys and values."""
-    for name, heads in (("q", m.H), ("k", m.G), ("v", m.G)):
-        yield f"{prefix}.{name}_proj.weight", (heads * m.D, m.C)
-        if m.bias_qkv:
-            yield f"{prefix}.{name}_proj.bias", (heads * m.D,)
-
-
-def latent_shapes(prefix, m):
-    """The same of latent attention, by DeepSeek-V2's names."""
-    yield f"{prefix}.q_proj.weight", (m.H * (m.D + m.rotated), m.C)
-    yield f"{prefix}.kv_a_proj_with_mqa.weight", (m.latent + m.rotated, m.C)
-    yield f"{prefix}.kv_a_layernorm.weight", (m.latent,)
-    yield f"{prefix}.kv_b_proj.weight", (m.H * 2 * m.D, m.latent)
 
 
 def read_weights(folder: Path | str, config: Config, dtype: torch.dtype | None = None,

@@ -1,7 +1,7 @@
 """What Hugging Face's config.json says of a Llama and its relatives, in the course's letters."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from layer2_graph.config_entries import (
     way_around,
 )
 from layer2_graph.experts import ENTRIES, experts_of
+from layer2_graph.mixers import ENTRIES as MIXER_ENTRIES
+from layer2_graph.mixers import MAX_INTEGER, mixer_of
 
 __all__ = ["Config", "ModelError", "read_config"]
 
@@ -28,8 +30,8 @@ __all__ = ["Config", "ModelError", "read_config"]
 class Config:
     """A decoder: L layers of RMSNorm, attention, RMSNorm and gated MLP, each with its residual.
 
-    With experts (g12) a layer has E MLPs, of which each token chooses k. The differences between
-    families stand at the end.
+    With experts (g12) a layer has E MLPs, of which each token chooses k. Some layers may keep a
+    state (g13) in place of keys and values. The differences between families stand at the end.
     """
 
     L: int                          # layers
@@ -58,6 +60,9 @@ class Config:
     expert_names: str = ""          # on disk: a key of layer2_graph.experts.TENSORS
     latent: int = 0                 # width of the latent of keys and values (g11); 0: there is none
     rotated: int = 0                # width of the rotated part of a key, beside a latent
+    linear: tuple[int, ...] = ()    # layers that keep a state (g13)
+    N: int = 0                      # width of q and k in those; v has D
+    W: int = 0                      # tokens that their short convolution sees
 
     @property
     def scale(self) -> float:
@@ -65,10 +70,15 @@ class Config:
         return (self.D + self.rotated) ** -0.5
 
     def expect_plain(self) -> None:
-        """ValueError if the layers have experts or latents, which few of the tools handle."""
-        for what, number in (("experts", self.E), ("latents", self.latent)):
+        """ValueError if layers have experts, latents or states, which few of the tools handle."""
+        for what, number in (("experts", self.E), ("latents", self.latent),
+                             ("states", len(self.linear))):
             if number:
                 raise ValueError(f"a model with {what}, expected one without")
+
+    def pages(self) -> "Config":
+        """The same for pages alone: as many layers as have keys and values."""
+        return replace(self, L=self.L - len(self.linear), linear=())
 
     def has_experts(self, i: int) -> bool:
         """Whether layer i has experts."""
@@ -92,6 +102,7 @@ FAMILIES = {
     "MixtralForCausalLM": (False, False, False, False),
     "Qwen3MoeForCausalLM": ("attention_bias", "attention_bias", False, True),
     "ThreeFloorsLatent": (False, False, False, False),
+    "ThreeFloorsHybrid": (False, False, False, False),
 }
 DEFAULTS: dict[str, dict[str, Any]] = {            # of entries that are missing, by the same source
     "LlamaForCausalLM": {"max_position_embeddings": 2048},
@@ -105,16 +116,13 @@ DEFAULTS: dict[str, dict[str, Any]] = {            # of entries that are missing
                            "rms_norm_eps": 1e-5, "rope_theta": 1e6},
     "Qwen3MoeForCausalLM": {"max_position_embeddings": 32_768, "num_key_value_heads": 4},
     "ThreeFloorsLatent": {"max_position_embeddings": 2048},
-}
-LATENTS = {             # entries of latent attention, and the fields they become
-    "ThreeFloorsLatent": {"kv_lora_rank": "latent", "qk_rope_head_dim": "rotated"},
+    "ThreeFloorsHybrid": {"max_position_embeddings": 2048},
 }
 NEEDED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
           "vocab_size")
 INTEGERS = (*NEEDED, "num_key_value_heads", "head_dim", "max_position_embeddings", "sliding_window",
          "max_window_layers")
 FLAGS = ("attention_bias", "mlp_bias", "tie_word_embeddings", "use_sliding_window")
-MAX_INTEGER = 2**31 - 1
 LARGEST_ROOM = 2**22        # tokens: the rotary tables of wide heads take 2 GB then
 
 
@@ -129,7 +137,7 @@ def read_config(folder: Path | str, ignore: Collection[str] = ()) -> Config:
     family = family_of(path, entries)
     kind = kind_of(path, family, entries)
     check_known(path, "", entries, READ | NEUTRAL | ENTRIES.get(family, {}).keys()
-                | LATENTS.get(family, {}).keys(), NEUTRAL_VALUES)
+                | MIXER_ENTRIES.get(family, {}).keys(), NEUTRAL_VALUES)
     entries = DEFAULTS[family] | entries
     check_kinds(path, entries)
     flags = biases(path, family, entries)
@@ -145,7 +153,7 @@ def read_config(folder: Path | str, ignore: Collection[str] = ()) -> Config:
         ends=ends(path, entries, ignore), scaling=scaling,
         tied=bool(entries.get("tie_word_embeddings")),
         bias_qkv=flags[0], bias_o=flags[1], bias_mlp=flags[2], qk_norm=flags[3], window=window,
-        **latent_of(path, family, entries), **experts_of(path, family, kind, entries))
+        **mixer_of(path, family, entries), **experts_of(path, family, kind, entries))
 
 
 # ---- what is checked
@@ -233,18 +241,6 @@ def heads(path, entries):
         raise ModelError(f"{path}: heads are {D} wide, expected an even number: they are turned in "
                          f"pairs")
     return H, G, D
-
-
-def latent_of(path, family, entries):
-    """The fields of a Config that say how wide a latent is: {} in a family without."""
-    fields = {}
-    for name, field in LATENTS.get(family, {}).items():
-        value = entries.get(name)
-        if not is_number(value, int) or value > MAX_INTEGER or field == "rotated" and value % 2:
-            raise ModelError(f"{path}: {name} is {shown(value)}, expected a whole number above 0"
-                             + ", even: it is turned in pairs" * (field == "rotated"))
-        fields[field] = value
-    return fields
 
 
 # ---- rotary scaling
@@ -345,7 +341,7 @@ def sliding(path, family, entries):
             layers = ["sliding_attention"] * ((entries["max_window_layers"] or 0) < L)
         return window if entries.get("use_sliding_window") and "sliding_attention" in layers \
             else None
-    if family in ("LlamaForCausalLM", *LATENTS):
+    if family in ("LlamaForCausalLM", *MIXER_ENTRIES):
         if window is not None and entries.get("use_sliding_window") is not False:
             raise ModelError(f"{path}: sliding_window is {window}, expected null: a {family}'s "
                              f"attention does not slide; {way_around('sliding_window')}")

@@ -278,6 +278,9 @@ def load(folder: Path | str, ops: Kernels | None = None, dtype: torch.dtype | No
     if config.latent:
         raise ModelError(f"{folder}: its cache holds latents, expected keys and values; g11's "
                          f"load_latent reads it")
+    if config.linear:
+        raise ModelError(f"{folder}: some of its layers keep a state, expected keys and values in "
+                         f"all; load_hybrid, in layer2_graph/hybrid.py, reads it")
     return Llama(config, read_weights(folder, config, dtype, device), ops or kernels("torch"))
 
 

@@ -10,33 +10,21 @@ and the last W - 1 inputs of the convolution, in each layer, whatever its length
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
-from layer1_kernels import Kernels
-from layer2_graph.config import Config
+from layer1_kernels import Kernels, kernels
+from layer2_graph.checkpoint import read_weights
+from layer2_graph.config import Config, ModelError, read_config
 from layer2_graph.g01_llama import Batch, Layer, Llama, PagedCache
 from layer2_graph.g13_state_space import decode_states, ssd, ssd_torch
 
-__all__ = ["HybridCache", "HybridConfig", "HybridLlama", "SeatedBatch", "StateCache",
+__all__ = ["HybridCache", "HybridLlama", "SeatedBatch", "StateCache", "load_hybrid",
            "short_convolution"]
-
-
-@dataclass(frozen=True)
-class HybridConfig(Config):
-    """A Config, some of whose layers keep a state."""
-
-    N: int = 16                     # width of q and k in those layers; v has D
-    W: int = 4                      # tokens that the short convolution sees
-    linear: tuple[int, ...] = ()    # numbers of those layers
-
-    def pages(self) -> Config:
-        """The same for its pages alone: as many layers as have keys and values."""
-        return replace(self, L=self.L - len(self.linear))
 
 
 class SeatedBatch(Batch):
@@ -75,7 +63,7 @@ def short_convolution(x: Tensor, filters: Tensor) -> Tensor:    # (…, W - 1 + 
 class StateCache:
     """What layers with a state keep of each request: a row, its seat. All fp32."""
 
-    def __init__(self, m: HybridConfig, seats: int, device: torch.device | str = "cpu"):
+    def __init__(self, m: Config, seats: int, device: torch.device | str = "cpu"):
         L = len(m.linear)
         X = m.H * (2 * m.N + m.D)
         self.states = torch.zeros(L, seats, m.H, m.N, m.D, device=device)   # (L, R, H, N, P)
@@ -131,7 +119,7 @@ class HybridCache(PagedCache):
     """A PagedCache of the layers that attend, and the states of the others. Seat b is sequence b's.
     """
 
-    def __init__(self, config: HybridConfig, sequences: int, room: int,
+    def __init__(self, config: Config, sequences: int, room: int,
                  dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"):
         super().__init__(config.pages(), sequences, room, dtype, device)
         self.state = StateCache(config, sequences, device)
@@ -145,9 +133,8 @@ class HybridLlama(Llama):
     """A Llama whose layers m.linear keep a state. Its cache has one more part, `state`."""
 
     has_state = True
-    config: HybridConfig
 
-    def __init__(self, config: HybridConfig, weights: dict[str, Tensor], ops: Kernels):
+    def __init__(self, config: Config, weights: dict[str, Tensor], ops: Kernels):
         super().__init__(config, weights, ops)
         attention = [i for i in range(config.L) if i not in config.linear]
         self.places = {i: j for kind in (attention, config.linear) for j, i in enumerate(kind)}
@@ -210,3 +197,13 @@ class HybridLlama(Llama):
         mixed = cache.state.mix(i, q, k, v * step[..., None], -step * layer.rate.exp(), batch)
         mixed = self.ops.rmsnorm(mixed.flatten(0, 1), layer.norm, m.eps).view_as(gate)
         return (mixed * silu(gate)).to(y.dtype)
+
+
+def load_hybrid(folder: Path | str, ops: Kernels | None = None, dtype: torch.dtype | None = None,
+                device: torch.device | str = "cpu") -> HybridLlama:
+    """The HybridLlama in a folder. ModelError says what is wrong with the folder."""
+    config = read_config(folder)
+    if not config.linear:
+        raise ModelError(f"{folder}: no layer keeps a state, expected a model with some that do")
+    return HybridLlama(config, read_weights(folder, config, dtype, device),
+                       ops or kernels("torch"))

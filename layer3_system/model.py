@@ -44,6 +44,6 @@ def make_cache(model: Model, P: int, S: int, seats: int = 0) -> Pages:
     dtype = model.embedding.dtype
     device = model.embedding.device
     if has_state(model):
-        return StatePages(model.config, P, S, dtype, device, seats)     # type: ignore[arg-type]
+        return StatePages(model.config, P, S, dtype, device, seats)
     make = getattr(model, "make_cache", partial(Pages, model.config))
     return make(P, S, dtype, device)

@@ -46,6 +46,9 @@ def check_ranks(m: Config, n: int, name: str = "the model") -> None:
     if m.latent and n > 1:
         raise ModelError(f"{name} keeps a latent of {m.latent} numbers for all heads, expected "
                          f"keys and values of each: a latent has no heads that ranks could share")
+    if m.linear and n > 1:
+        raise ModelError(f"{name} keeps a state in {len(m.linear)} of its {m.L} layers, expected "
+                         f"keys and values in all: their matrices are not cut here")
     if n < 1 or not fits(n):
         able = [str(k) for k in range(1, m.H + 1) if fits(k)]
         words = f"{', '.join(able[:-1])} or {able[-1]} ranks" if len(able) > 1 else "1 rank"

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import torch
 
-from layer2_graph import Batch
-from layer2_graph.hybrid import HybridConfig, SeatedBatch, StateCache
+from layer2_graph import Batch, Config
+from layer2_graph.hybrid import SeatedBatch, StateCache
 from layer3_system.s01_request import Request
 from layer3_system.s02_block_pool import BlockPool, Pages
 from layer3_system.s06_prefix_cache import PrefixPool
@@ -22,7 +22,7 @@ __all__ = ["Seats", "StatePages", "check_parts", "unspoiled"]
 class StatePages(Pages):
     """Pages of the layers that attend, and the states of the others."""
 
-    def __init__(self, config: HybridConfig, P: int, S: int, dtype: torch.dtype,
+    def __init__(self, config: Config, P: int, S: int, dtype: torch.dtype,
                  device: torch.device | str, seats: int):
         super().__init__(config.pages(), P, S, dtype, device)
         self.state = StateCache(config, seats, device)

@@ -11,6 +11,7 @@ from torch.nn.functional import pad, rms_norm, silu, softplus
 
 from layer2_graph.g13_state_space import chunked
 from layer2_graph.hybrid import short_convolution
+from layer2_graph.twins.attention import STEPS
 from layer2_graph.twins.model import EPS, MLP, Attention, C, D, H, Variant
 
 WIDTH = 4               # tokens that the short convolution sees
@@ -45,10 +46,18 @@ class LinearMixer(nn.Module):
         return self.o_proj(mixed.view(T, B, -1).transpose(0, 1) * silu(gate))
 
 
+
+def hybrid_entries(F: int, linear: list[int]) -> dict:
+    """The entries of config.json of a twin whose layers `linear` keep a state."""
+    return {"architectures": ["ThreeFloorsHybrid"], "intermediate_size": F,
+            "linear_layers": linear, "linear_key_head_dim": D, "linear_conv_kernel_dim": WIDTH}
+
+
 # A mixer here has more weights than attention, so that the MLP beside it has fewer.
 MIXER = partial(LinearMixer, C, H, D)
 LINEARS = {
-    "attention": Variant(partial(MLP, 256), runs="linear"),     # the dense twin again, beside them
-    "linear": Variant(partial(MLP, 218), mixer=MIXER, runs="linear"),
-    "hybrid": Variant(partial(MLP, 231), mixer=MIXER, mixers={1: Attention}, runs="linear"),
+    "attention": Variant(partial(MLP, 256), runs="linear", steps=STEPS),    # the dense twin again
+    "linear": Variant(partial(MLP, 218), mixer=MIXER, runs="linear", steps=STEPS),
+    "hybrid": Variant(partial(MLP, 231), mixer=MIXER, mixers={1: Attention},
+                      entries=hybrid_entries(231, [0, 2]), runs="linear", steps=STEPS),
 }

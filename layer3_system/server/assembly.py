@@ -22,6 +22,7 @@ from layer2_graph import (
 from layer2_graph.generate import Letters, check_table, is_nano, used, whose
 from layer2_graph.models import SMALL
 from layer3_system.engine.intake import default_pages
+from layer3_system.model import has_state
 from layer3_system.parallel.plan import Plan
 from layer3_system.parallel.team import Team
 from layer3_system.s01_request import sample_rows
@@ -38,6 +39,7 @@ from layer3_system.server.drafters import drafter_of
 from layer3_system.server.tiers import Tiers, connect, host_of
 from layer3_system.structured import Grammars
 
+SHARING = HashChain, PrefixPool          # which do nothing for a model that keeps a state
 PARTS = {part.__name__: part for part in (BlockPool, HashChain, PrefixPool, Scheduler, Engine,
                                            Bridge, sample_rows)}
 GUESSING = {part.__name__: part for part in (lookup, draw_by_noise, accept, roll_back)}
@@ -71,21 +73,24 @@ def methods_of(kind):
             if inspect.isfunction(f) and not name.startswith("__") or isinstance(f, property)}
 
 
-def pool_of(candidates, P, S, host=None):
+def pool_of(candidates, P, S, host=None, shared=True):
     """A pool with the learner's parts in it. candidates: {name: part or None}    host: a tier below
+    shared: whether requests may share the pages of a prefix
 
     PrefixPool builds on BlockPool, so the learner's methods go between the two. TieredPool builds
     on both, and gets those methods of theirs that it does not have itself.
     """
-    index = (candidates.get("HashChain") or HashChain)()
     methods = methods_of(candidates.get("BlockPool") or BlockPool)
+    below = type("BlockPool", (BlockPool,), methods)
+    if not shared:
+        return below(P, S)
+    index = (candidates.get("HashChain") or HashChain)()
     if host:
         tiered = candidates.get("TieredPool") or TieredPool
         methods |= methods_of(candidates.get("PrefixPool") or PrefixPool)
         kind = type("TieredPool", (tiered,), {
             name: method for name, method in methods.items() if name not in vars(TieredPool)})
         return kind(P, S, index, host)
-    below = type("BlockPool", (BlockPool,), methods)
     kind = type("PrefixPool", (candidates.get("PrefixPool") or PrefixPool, below), {})
     return kind(P, S, index)
 
@@ -97,7 +102,8 @@ def build(model, tokenizer, ops, candidates, pages, S=S, draft=None, guesses=4, 
     draft: what guesses: "lookup" or a model    guesses: of a request in a step, at most
     overlap: launch a step before the previous one is read
     below: a HostTier for pages that are taken    options: of the Scheduler"""
-    pool = pool_of(candidates, pages or default_pages(model.config, S), S, below)
+    pool = pool_of(candidates, pages or default_pages(model.config, S), S, below,
+                   shared=not has_state(model))
     scheduler = (candidates.get("Scheduler") or Scheduler)(pool, **options)
     kind = candidates.get("Engine") or Engine
     sample = candidates.get("sample_rows") or ops.sample
@@ -122,7 +128,7 @@ def model_with(table, desk, config, weights):
     desk: the folder of the learner's, for the table "mine"
     """
     on_cpu = weights["model.embed_tokens.weight"].is_cpu
-    if table == "torch" and on_cpu and not (config.E or config.latent):
+    if table == "torch" and on_cpu and not (config.E or config.latent or config.linear):
         return CpuLlama(config, weights, cpu_kernels())
     return model_of(config, weights, kernels(table, desk))
 
@@ -138,6 +144,9 @@ def draft_model(word, config, dtype):
     if small.V != config.V:
         raise CourseError(f"--draft {word}: a vocabulary of {small.V} tokens, expected {config.V}, "
                           f"the model's own: guesses are token numbers")
+    if small.linear:
+        raise CourseError(f"--draft {word}: a model that keeps a state of each request, expected "
+                          f"one that takes guesses back")
     weights = read_weights(folder, small, dtype, device.torch_device())
     return model_with("torch", None, small, weights)
 
@@ -169,6 +178,9 @@ class Setup(NamedTuple):
             raise CourseError(f"--dtype {self.dtype!r}: expected {', '.join(DTYPES)}")
         config = read_config(self.folder, self.ignore)
         check_ranks(config, self.tp, self.called)
+        if self.draft and config.linear:
+            raise CourseError(f"--draft: {self.called} keeps a state of each request, which takes "
+                              f"no guess back")
         return config
 
     def tokenizer(self, config):
@@ -178,12 +190,14 @@ class Setup(NamedTuple):
         """Whether kernels run in the simulator."""
         return self.table != "torch" and device.gpu() is None
 
-    def candidates(self):
+    def candidates(self, config):
         """{name of a part: the learner's, or None for the course's}"""
         desk = own_desk(self.desk) if self.table == "mine" else None
         names = PARTS | (GUESSING if self.draft else {}) | (TIERED if self.tiers else {}) | (
             APART if self.apart else {})
-        return {name: candidate_of(desk, name) if desk else None for name in names}
+        unused = SHARING if config.linear else ()
+        return {name: candidate_of(desk, name) if desk else None
+                for name, part in names.items() if part not in unused}
 
 
 class Assembly(NamedTuple):
@@ -204,7 +218,7 @@ def assemble(setup):
     dtype = DTYPES[setup.dtype]
     weights = read_weights(setup.folder, config, dtype,
                            device.torch_device() if setup.tp == 1 else "cpu")
-    candidates = setup.candidates()
+    candidates = setup.candidates(config)
     desk = own_desk(setup.desk).folder if setup.table == "mine" else None
     plan = Plan(str(setup.folder), setup.tp, setup.table, str(desk) if desk else None,
                 setup.dtype, setup.ignore)

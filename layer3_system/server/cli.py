@@ -19,7 +19,6 @@ from lab import device
 from lab.course import CourseError
 from lab.terminal import main, own_desk
 from layer2_graph.generate import IGNORE
-from layer2_graph.hybrid import HybridConfig
 from layer2_graph.models import SMALL
 from layer3_system.disaggregation.fleet import FleetError
 from layer3_system.s08_server import Bridge, Limits
@@ -71,7 +70,7 @@ def check_processes(setup, replicas, prefill, decode):
 
 def check_travel(config, called):
     """CourseError if a model's cache is more than keys and values of each head: those travel."""
-    if isinstance(config, HybridConfig) or config.latent:
+    if config.linear or config.latent:
         raise CourseError(f"--prefill: {called} has a cache of another kind than keys and values, "
                           f"which are what is sent")
 

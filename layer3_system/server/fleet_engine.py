@@ -53,7 +53,7 @@ def start_fleet(setup, name, prefills, decodes):
     tokenizer = setup.tokenizer(config)
     pages = setup.pages or default_pages(config, S)
     seats = setup.scheduling["max_seqs"]
-    candidates = setup.candidates()
+    candidates = setup.candidates(config)
     fleet = Fleet(partial(worker_parts, setup, name), prefills, decodes, pages, S, config.room,
                   patience=PATIENCE, seats=seats, start=float("inf"),
                   threads=max(1, torch.get_num_threads() // (prefills + decodes)),

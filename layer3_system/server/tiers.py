@@ -41,6 +41,9 @@ def host_of(tiers, config, weights, S, read):
     if config.latent:
         raise ValueError("--host-pages: this model keeps a latent of each token, expected one that "
                          "keeps keys and values")
+    if config.linear:
+        raise ValueError("--host-pages: this model keeps a state of each request, which pages do "
+                         "not hold")
     if tiers.file is None:
         return HostTier(tiers.places)
     length = S * bytes_of_token(config, weights["model.embed_tokens.weight"].dtype)

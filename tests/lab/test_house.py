@@ -34,9 +34,9 @@ ROOMS = {
             "terminal", "plots", "measure", "elsewhere", "author", "grading", "doctor", "cli"],
     "day01_roofline": ["", "bench"],
     "layer1_kernels": ["", "bench"],
-    "layer2_graph": ["config_entries", "experts", "config", "checkpoint", "models", "drawing",
-                     "launches", "passes", "", "testing", "cpu", "decode_ladder", "compilers",
-                     "twins", "bench"],
+    "layer2_graph": ["config_entries", "experts", "mixers", "config", "checkpoint", "models",
+                     "drawing", "launches", "passes", "", "testing", "cpu", "decode_ladder",
+                     "compilers", "twins", "bench"],
     "layer3_system": ["", "testing", "server", "bench"],
 }
 

@@ -13,6 +13,7 @@ from lab import device, simulator
 from layer1_kernels import kernels
 from layer2_graph import (
     Config,
+    HybridLlama,
     LatentLlama,
     Llama,
     ModelError,
@@ -184,7 +185,8 @@ def test_a_config_without_experts_is_a_llama():
     ids=["quantize_llama", "with_matrices", "hessians", "with_matmul", "with_kv"])
 @pytest.mark.parametrize("make, entries, what", [
     (MoELlama, {"E": 4, "k": 2, "F_expert": 20}, "experts"),
-    (LatentLlama, {"latent": 8, "rotated": 4}, "latents")])
+    (LatentLlama, {"latent": 8, "rotated": 4}, "latents"),
+    (HybridLlama, {"linear": (0,), "N": 8, "W": 4}, "states")])
 def test_what_changes_a_plain_llama_refuses_another(change, make, entries, what):
     m = Config(L=1, C=32, H=4, G=2, D=8, F=48, V=31, eps=1e-5, theta=1e4, room=32, **entries)
     model = make(m, {name: torch.ones(shape) for name, shape in shapes(m)}, kernels("torch"))

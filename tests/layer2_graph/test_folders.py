@@ -84,7 +84,7 @@ def test_a_dtype_may_be_asked_for(folder):
     ({"architectures": ["GPT2LMHeadModel"]},
      "expected one architecture of LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, "
      "Qwen3ForCausalLM, MixtralForCausalLM, Qwen3MoeForCausalLM, "
-     "ThreeFloorsLatent; found GPT2LMHeadModel"),
+     "ThreeFloorsLatent, ThreeFloorsHybrid; found GPT2LMHeadModel"),
     ({"architectures": None}, "found none"),
     ({"hidden_size": "wide"}, "hidden_size is 'wide', expected a whole number"),
     ({"vocab_size": 0}, "vocab_size is 0, expected a whole number"),

@@ -15,6 +15,7 @@ from lab.desk.desk import Desk
 from lab.judge import check
 from layer1_kernels import kernels
 from layer2_graph import generate, load
+from layer2_graph.models import TWINS
 
 PROMPT = generate.Letters().encode("a warp has")
 
@@ -73,6 +74,12 @@ def test_the_small_model_on_pytorch(run):
     assert code == 0 and said.startswith("small: ") and "rmsnorm_torch" in said
     assert "Once upon a time there was" in said and "\nReturn the" in said
     assert "same tokens" not in said            # it would be compared with itself
+
+
+def test_a_model_with_states(run):
+    code, said, _ = run("--model", TWINS / "hybrid", "--tokens", 12)
+    assert code == 0 and said.startswith("hybrid: 529,") and "paged_attention_torch" in said
+    assert "Once upon a time there was" in said
 
 
 def test_whose_kernels_run_is_said():

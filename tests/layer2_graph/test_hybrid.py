@@ -1,5 +1,6 @@
 """Layers with a state: the model that serves against the one that trains, and its cache."""
 
+import hashlib
 import json
 from dataclasses import replace
 
@@ -7,21 +8,27 @@ import pytest
 import torch
 
 from layer1_kernels import kernels
-from layer2_graph import read_config
-from layer2_graph.g01_llama import PagedCache
-from layer2_graph.hybrid import (
+from layer2_graph import (
     HybridCache,
-    HybridConfig,
     HybridLlama,
+    ModelError,
+    PagedCache,
     SeatedBatch,
     StateCache,
+    cache_of,
+    load,
+    load_hybrid,
+    model_of,
+    read_config,
+    read_weights,
 )
+from layer2_graph.checkpoint import shapes
 from layer2_graph.models import TWINS
 from layer2_graph.twins import recall
 from layer2_graph.twins.linear import CHUNK, LINEARS
 from layer2_graph.twins.model import Twin
-from layer2_graph.twins.train import RUNS
-from tests.layer2_graph.twin_training import check_that_it_trains
+from layer2_graph.twins.train import RUNS, judge, tokens_of
+from tests.layer2_graph.twin_training import check_that_it_trains, one_thread
 
 LAYERS = {"linear": (0, 1, 2), "hybrid": (0, 2), "attention": ()}
 
@@ -31,9 +38,9 @@ def both(name, seed=0):
     torch.manual_seed(seed)
     twin = Twin(LINEARS[name])
     F = len(twin.model.layers[0].mlp.gate_proj.weight)
-    dense = vars(read_config(TWINS / "dense"))
-    config = HybridConfig(**dense | {"F": F}, linear=LAYERS[name])
+    config = replace(read_config(TWINS / "dense"), F=F, linear=LAYERS[name], N=16, W=4)
     weights = {key: weight.detach() for key, weight in twin.named_parameters()}
+    assert {key: tuple(weight.shape) for key, weight in weights.items()} == dict(shapes(config))
     return twin, HybridLlama(config, weights, kernels("torch"))
 
 
@@ -111,6 +118,84 @@ def test_a_seat_is_empty_for_who_begins():
     state.begin(SeatedBatch(cache.step([[7], [8]]), torch.tensor([2, 0])))
     assert state.states[:, 0].eq(0).all() and state.states[:, 1:].eq(1).all()
     assert state.inputs[:, 0].eq(0).all() and state.inputs[:, 1:].eq(1).all()
+
+
+# ---- the folder
+
+
+def test_a_folder_with_states_is_read():
+    m = read_config(TWINS / "hybrid")
+    assert (m.linear, m.N, m.W, m.L, m.pages().L) == ((0, 2), 16, 4, 3, 1)
+    model = load_hybrid(TWINS / "hybrid", dtype=torch.float32)
+    assert type(model_of(m, model.weights, model.ops)) is HybridLlama
+    assert type(cache_of(model, 1, 8)) is HybridCache
+    with pytest.raises(ModelError, match="no layer keeps a state, expected a model with some"):
+        load_hybrid(TWINS / "dense")
+    with pytest.raises(ModelError, match="layers keep a state, expected keys and values in all; "
+                                         "load_hybrid, in layer2_graph/hybrid.py, reads it"):
+        load(TWINS / "hybrid")
+
+
+LISTED = "expected a list of one or more numbers from 0 to 2, each once"
+
+
+@pytest.mark.parametrize("entry, words", [
+    ({"linear_layers": None}, f"linear_layers is None, {LISTED}"),
+    ({"linear_layers": 1}, f"linear_layers is 1, {LISTED}"),
+    ({"linear_layers": []}, rf"linear_layers is \[\], {LISTED}"),
+    ({"linear_layers": [0, 3]}, rf"linear_layers is \[0, 3\], {LISTED}"),
+    ({"linear_layers": [-1]}, rf"linear_layers is \[-1\], {LISTED}"),
+    ({"linear_layers": [0, 2, 0]}, rf"linear_layers is \[0, 2, 0\], {LISTED}"),
+    ({"linear_layers": [True]}, rf"linear_layers is \[True\], {LISTED}"),
+    ({"linear_layers": [1.0]}, rf"linear_layers is \[1.0\], {LISTED}"),
+    ({"linear_layers": [[0]]}, rf"linear_layers is \[\[0\]\], {LISTED}"),
+    ({"linear_key_head_dim": None}, "linear_key_head_dim is None, expected a whole number above 0"),
+    ({"linear_key_head_dim": "16"}, "linear_key_head_dim is '16'"),
+    ({"linear_key_head_dim": 2**31}, "linear_key_head_dim is 2147483648"),
+    ({"linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim is 0, expected a whole number above 0"),
+    ({"linear_conv_kernel_dim": True}, "linear_conv_kernel_dim is True"),
+    ({"linear_num_value_heads": 6}, "linear_num_value_heads is 6, an entry that is not known"),
+    ({"kv_lora_rank": 32}, "kv_lora_rank is 32, an entry that is not known"),
+    ({"attention_bias": True}, "attention_bias is True, expected False, as every ThreeFloorsHyb"),
+    ({"sliding_window": 64}, "sliding_window is 64, expected null"),
+    ({"architectures": ["LlamaForCausalLM"]}, r"linear_layers is \[0, 2\], an entry that is not"),
+])
+def test_a_wrong_entry_is_named(tmp_path, entry, words):
+    entries = json.loads((TWINS / "hybrid" / "config.json").read_text("utf-8")) | entry
+    (tmp_path / "config.json").write_text(json.dumps(entries))
+    with pytest.raises(ModelError, match=words):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize("fields, words", [
+    ({"linear": (0,)}, r"no tensor model.layers.2.self_attn.q_proj.weight; expected one of shape"),
+    ({"N": 8}, r"0.self_attn.in_proj.weight has shape \(390, 96\), expected \(294, 96\) by confi"),
+    ({"W": 5}, r"0.self_attn.conv has shape \(288, 4\), expected \(288, 5\) by config.json")])
+def test_tensors_that_do_not_fit_are_named(fields, words):
+    with pytest.raises(ModelError, match=words):
+        read_weights(TWINS / "hybrid", replace(read_config(TWINS / "hybrid"), **fields))
+
+
+@one_thread()
+def test_the_shipped_twin_is_what_its_run_says():
+    """Its perplexity on all held-out stories, and the scores of the model that serves."""
+    row = json.loads((RUNS / "linear" / "hybrid-0.json").read_text("utf-8"))
+    path = TWINS / "hybrid" / "model.safetensors"
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == row["sha256"]
+    assert path.stat().st_size < 1_200_000 and row["step"] == 500
+    model = load_hybrid(TWINS / "hybrid", dtype=torch.float32)
+    twin = Twin(LINEARS["hybrid"])
+    twin.load_state_dict(model.weights)
+    documents = tokens_of("held out")
+    assert abs(judge(twin, documents)[0] / row["perplexity"]["500"] - 1) < 1e-3    # fp16 weights
+    text = documents[0][:200]
+    cache = cache_of(model, 1, 256)
+    parts = [model.forward(cache.step([part.tolist()]), cache, every=True)
+             for part in text.tensor_split((100, 110, 111))]
+    assert (torch.cat(parts) - twin(text[None])[0]).abs().max() < 1e-3
+
+
+# ---- training
 
 
 @pytest.mark.parametrize("name", LINEARS)

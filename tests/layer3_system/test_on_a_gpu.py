@@ -1,5 +1,7 @@
 """The engine on a GPU, as `lab serve` makes it from its flags: its tokens are those of a CPU."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ from layer1_kernels import Sampling, kernels
 from layer2_graph import Batch, load, read_config
 from layer2_graph.g10_sparsity import keep_2_4, pack_2_4, unpack_2_4
 from layer2_graph.generate import Letters
-from layer2_graph.hybrid import HybridConfig, HybridLlama
+from layer2_graph.hybrid import HybridLlama
 from layer2_graph.models import SMALL, TWINS
 from layer2_graph.twins.linear import LINEARS
 from layer2_graph.twins.model import Twin
@@ -96,9 +98,9 @@ def hybrid_llama(layers, device):
     torch.manual_seed(1)
     twin = Twin(LINEARS["linear" if len(layers) == 3 else "hybrid"])
     F = len(twin.model.layers[0].mlp.gate_proj.weight)
-    dense = vars(read_config(TWINS / "dense")) | {"F": F, "ends": ()}
+    m = replace(read_config(TWINS / "dense"), F=F, ends=(), linear=layers, N=16, W=4)
     weights = {key: weight.detach().to(device) for key, weight in twin.named_parameters()}
-    return HybridLlama(HybridConfig(**dense, linear=layers), weights, kernels("torch"))
+    return HybridLlama(m, weights, kernels("torch"))
 
 
 @pytest.mark.parametrize("layers", [(0, 1, 2), (0, 2)])

@@ -1,15 +1,16 @@
 """A model that keeps a state of each request, served: answers do not depend on company, chunks,
 preemption or failures beside them."""
 
+import re
+from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
 
 from layer1_kernels import kernels
-from layer2_graph import read_config
-from layer2_graph.hybrid import HybridCache, HybridConfig, HybridLlama
-from layer2_graph.models import TWINS
+from layer2_graph import HybridCache, HybridLlama, load_hybrid, read_config
+from layer2_graph.models import SMALL, TWINS
 from layer2_graph.twins.linear import LINEARS
 from layer2_graph.twins.model import Twin
 from layer3_system import (
@@ -23,9 +24,12 @@ from layer3_system import (
 )
 from layer3_system.engine.drafts import Drafter
 from layer3_system.s01_request import RequestError
+from layer3_system.server import assembly, cli
 from layer3_system.states import Seats
+from tests.layer3_system.server.http_server import Served
 
 PROMPTS = [[5, 6, 7], [8], [9, 10] * 15, [11, 12, 13, 14, 15, 16, 17, 18]]
+HYBRID = TWINS / "hybrid"
 LAYERS = {"linear": (0, 1, 2), "hybrid": (0, 2)}
 
 
@@ -37,13 +41,17 @@ class Codec:
         return "".join(chr(97 + token % 26) for token in tokens)
 
 
-@pytest.fixture(scope="module", params=LAYERS)
+@pytest.fixture(scope="module", params=[*LAYERS, "shipped"])
 def model(request):
+    """Two that are random, and the one that ships; none of them ends a text."""
+    if request.param == "shipped":
+        m = load_hybrid(HYBRID, dtype=torch.float32)
+        return HybridLlama(replace(m.config, ends=()), m.weights, m.ops)
     torch.manual_seed(1)
     twin = Twin(LINEARS[request.param])
     F = len(twin.model.layers[0].mlp.gate_proj.weight)
-    dense = vars(read_config(TWINS / "dense"))
-    config = HybridConfig(**dense | {"F": F, "ends": ()}, linear=LAYERS[request.param])
+    config = replace(read_config(TWINS / "dense"), F=F, ends=(), linear=LAYERS[request.param],
+                     N=16, W=4)
     weights = {key: weight.detach() for key, weight in twin.named_parameters()}
     return HybridLlama(config, weights, kernels("torch"))
 
@@ -160,3 +168,91 @@ def test_seats_are_given_back_by_those_that_do_not_run():
     assert sorted(first) == [0, 1]
     assert seats.of([b, c], [b, c]).tolist() == [first[1], first[0]]
     assert seats.of([], [b]).tolist() == [] and len(seats.free) == 1
+
+
+# ---- served
+
+
+@pytest.fixture
+def serve_words(command, monkeypatch):
+    """serve_words(*words): (exit code, output, errors, engines) of `lab serve`, which stops before
+    it listens."""
+    engines = []
+    monkeypatch.setattr(cli, "listener_of", lambda engine, *_: engines.append(engine))
+    monkeypatch.setattr(cli, "run", lambda *_: None)
+
+    def run(*words):
+        code, said, wrong = command(cli.app, "serve", "--port", 0, *words)
+        return code, said, " ".join(wrong.split()), engines
+
+    return run
+
+
+def written(engine, text, count=60):
+    """What the model writes after a text, alone, whatever ends a text."""
+    prompt = engine.tokenizer.encode(text)
+    cache = HybridCache(engine.model.config, 1, len(prompt) + count)
+    tokens = []
+    step = prompt
+    while len(tokens) < count:
+        step = [int(engine.model.forward(cache.step([step]), cache).argmax())]
+        tokens += step
+    decode = engine.tokenizer.decode
+    return decode(prompt + tokens)[len(decode(prompt)):]
+
+
+@pytest.mark.parametrize("words", [[], ["--async-scheduling", "--chunk", 8]])
+def test_the_shipped_model_is_served(serve_words, words):
+    """Over HTTP, on too few pages for all: the answers are those that it gives alone."""
+    code, said, wrong, engines = serve_words(HYBRID, "--pages", 14, "--max-seqs", 4, *words)
+    assert not code, wrong
+    assert "BlockPool        reference" in said and "PrefixPool" not in said
+    engine, = engines
+    assert type(engine.model) is HybridLlama and not isinstance(engine.pool, PrefixPool)
+    texts = ["Once upon a time", "Tom had a red ball.", "One day", "The cat", "Her mum"]
+    server = Served(engine)
+    try:
+        answer = server.post(prompt=texts, max_tokens=60, temperature=0, ignore_eos=True)
+        server.drained()
+        metrics = server.http.get("/metrics").text
+    finally:
+        server.end()
+    assert [choice["text"] for choice in answer.json()["choices"]] == [
+        written(engine, text) for text in texts]
+    assert float(re.search(r'num_preemptions_total{.*} (.*)', metrics)[1]) > 0
+
+
+def test_parts_of_a_learner_that_serve_states():
+    """Their BlockPool does; what finds prefixes is not asked for."""
+    class Own(BlockPool):
+        def grow(self, table, N):
+            self.grown = True
+            return BlockPool.grow(self, table, N)
+
+    m = read_config(HYBRID)
+    setup = assembly.Setup(HYBRID, "hybrid", "torch", None, "float32", (), None, {}, None, 4, False,
+                           None)
+    assert {"PrefixPool", "HashChain"}.isdisjoint(setup.candidates(m))
+    model = load_hybrid(HYBRID, dtype=torch.float32)
+    engine = assembly.build(model, Codec(), model.ops, {"BlockPool": Own}, 40)
+    request, = engine.submit([5, 6], SamplingParams(max_tokens=40, temperature=0))
+    while engine.busy:
+        engine.step()
+        check_engine(engine)
+    assert engine.pool.grown and request.reason in ("length", "stop")
+
+
+@pytest.mark.parametrize("words, says", [
+    (["--draft", "lookup"], "--draft: hybrid keeps a state of each request, which takes no guess"),
+    (["--draft", "shipped", "--replicas", 2], "--draft: hybrid keeps a state of each request"),
+    (["--host-pages", 4], "--host-pages: this model keeps a state of each request, which pages do"),
+    (["--prefill", 1, "--decode", 1], "--prefill: hybrid has a cache of another kind than keys"),
+    (["--tp", 2], "hybrid keeps a state in 2 of its 3 layers, expected keys and values in all")])
+def test_flags_that_a_state_forbids(serve_words, words, says):
+    code, said, wrong, engines = serve_words(HYBRID, *words)
+    assert (code, said, engines) == (2, "", []) and says in wrong
+
+
+def test_a_draft_model_keeps_no_state(serve_words):
+    code, _, wrong, _ = serve_words(SMALL, "--draft", HYBRID)
+    assert code == 2 and f"--draft {HYBRID}: a model that keeps a state of each request" in wrong

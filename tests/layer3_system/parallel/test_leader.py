@@ -74,6 +74,8 @@ def test_a_model_is_shared_by_as_many_ranks_as_divide_it():
             f"ranks, not by {n}")
     with pytest.raises(ModelError, match="small has 8 experts in a layer, expected one MLP"):
         check_ranks(replace(m, E=8, k=2), 2, "small")
+    with pytest.raises(ModelError, match="small keeps a state in 2 of its 4 layers, expected keys"):
+        check_ranks(replace(m, linear=(0, 2)), 2, "small")
     wide, _ = random_model()
     assert [local_config(wide, n).G for n in (1, 2, 4)] == [2, 1, 1]
 
