@@ -6,6 +6,7 @@ it is what a decode step at t would see. Reading at once only saves the steps.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,9 +52,9 @@ class MaskedCache(PagedCache):
 
 @torch.no_grad()
 def judge(model: Llama, documents: Sequence[Sequence[int]], visible: Rule,
-          begin: int = 0) -> dict[str, float]:
+          begin: int = 0) -> dict[str, Any]:
     """perplexity, tokens that a query sees and share of its softmax on them, from token `begin`
-    on, on average; the last two over layers and heads, too."""
+    on, on average; the last two over layers and heads, too. by_document: perplexity of each."""
     losses = []
     views = []
     mass = []
@@ -65,6 +66,7 @@ def judge(model: Llama, documents: Sequence[Sequence[int]], visible: Rule,
         views.append(torch.stack(cache.views)[:, begin:].double().flatten())
         mass.append(torch.stack(cache.mass)[:, begin:].flatten())
     return {"perplexity": float(torch.cat(losses).mean().exp()),
+            "by_document": [float(loss.mean().exp()) for loss in losses],
             "seen": float(torch.cat(views).mean()), "mass": float(torch.cat(mass).mean())}
 
 

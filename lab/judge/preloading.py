@@ -37,8 +37,10 @@ def preload(lesson, on_device=False):
         heavy += ["lab.remote.warm_cuda", "lab.remote.warmup"] if own else ["lab.simulator"]
     if on_device:                                   # no child of the simulator is of use
         heavy.append("lab.remote.pace_calls")
-    if re.search(r"\bLaunches\b|\bTorch\w+Mode\b|\boptim\.", own_text):
+    if re.search(r"\bLaunches\b|\bTorch\w+Mode\b|\boptim\.|\btorch\.compile\(", own_text):
         heavy.append("torch._dynamo")               # PyTorch imports it when one of these is used
+    if re.search(r"\blibrary\.custom_op\(", own_text):
+        heavy.append("torch.testing._internal.optests")     # opcheck's: 380 modules
     if re.search(r"\.backward\(\w|\bautograd\.grad\(", own_text):
         # with a gradient they import it: 480 modules, a second or more in each rank
         heavy.append("torch.fx.experimental.symbolic_shapes")

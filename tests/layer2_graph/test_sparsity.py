@@ -134,14 +134,23 @@ def test_pictures_of_sparsity():
 
 
 def test_the_record_says_what_g10_says_of_it():
+    """By the paired differences of the windows, in standard errors."""
     rows = json.loads(RECORD.read_text("utf-8"))["contexts"]["rows"]
-    bound, mean, newest = (rows[name] for name in ("by bound", "by mean key", "first and newest"))
+
+    def ahead(one, other, budget):
+        """In how many standard errors the one rule's perplexity is below the other's."""
+        one, other = (torch.tensor(rows[name][budget]["by_document"]) for name in (one, other))
+        logs = other.log() - one.log()
+        return float(logs.mean() / logs.std() * len(logs) ** 0.5)
+
+    bound, mean = rows["by bound"], rows["by mean key"]
     assert all(mean[budget]["mass"] > bound[budget]["mass"] for budget in bound)
-    assert [budget for budget in bound if mean[budget]["perplexity"] < bound[budget]["perplexity"]
-            ] == ["4"]
-    known = [rows[name] for name in rows if name not in ("all", "best possible")]
-    assert all(newest[budget]["perplexity"] <= row[budget]["perplexity"]
-               for row in known for budget in ("4", "8", "16"))
+    assert all(abs(ahead("by mean key", "by bound", budget)) < 2 for budget in bound)
+    known = [name for name in rows if name not in ("all", "best possible", "first and newest")]
+    assert all(ahead(name, "first and newest", budget) < 2
+               for name in known for budget in ("4", "8", "16"))
+    assert all(ahead(name, "first and newest", "2") > 20
+               for name in known if name != "prefill by blocks")
 
 
 def test_the_record_says_what_g10_says_of_weights():
@@ -188,9 +197,9 @@ def test_the_record_is_of_as_many_texts_as_g10_says(model):
 def test_two_rules_leave_the_plot_of_contexts_with_two_pages():
     rows = json.loads(RECORD.read_text("utf-8"))["contexts"]["rows"]
     two = {name: budgets["2"]["perplexity"] for name, budgets in rows.items() if name != "all"}
-    assert {name for name, score in two.items() if round(score, 1) == 4.3} == {
+    assert {name for name, score in two.items() if round(score, 1) == 4.4} == {
         "first and newest", "prefill by blocks"}
-    assert max(score for score in two.values() if round(score, 1) != 4.3) < 2.4
+    assert max(score for score in two.values() if round(score, 1) != 4.4) < 2.4
 
 
 def test_a_byte_of_places_is_that_of_the_text():
