@@ -448,7 +448,7 @@ def test_predict_rate_without_synchronise(subject):
             name = key
             sentence = words
     assert abs(got / want - 1) < 0.05, mistake(
-        name, f"rate without synchronise: {got:g} TB/s is {sentence}", sentence)
+        name, f"predict_rate_without_synchronise: {got:g} TB/s is {sentence}", sentence)
 
 
 def test_predict_utilisation(subject):
@@ -469,7 +469,7 @@ def test_predict_utilisation(subject):
             name = key
             sentence = words
     assert abs(got - want) < 0.5, mistake(
-        name, f"utilisation: {got:g} is {sentence}", sentence)
+        name, f"predict_utilisation: {got:g} is {sentence}", sentence)
 
 
 # ---- given, not exercises: only the course's own tests check it

@@ -269,7 +269,7 @@ def test_predict_error_bound(subject):
 
 def judge_bound(got, M):
     assert isinstance(got, Real), mistake(
-        "no_number", f"error bound for M = {M}: expected a number, got {got!r}")
+        "no_number", f"predict_error_bound({M}): expected a number, got {got!r}")
     v = 1 + np.arange(2**M + 1) / 2**M                  # the numbers from 1 to 2
     middle = (v[1:] + v[:-1]) / 2
     worst, share = ((middle - v[:-1]) / middle).max(), got * 2 ** (M + 1)
@@ -279,7 +279,7 @@ def judge_bound(got, M):
         ("too_small", "That is less than the error halfway between 1 and the next number.")
         if got < worst else ("too_large", "No x has such an error; half of 2^-M is the bound."))
     assert worst <= got <= 2.0 ** -(M + 1), mistake(
-        name, f"error bound for M = {M}: not {got:g}. {sentence}", sentence)
+        name, f"predict_error_bound({M}): not {got:g}. {sentence}", sentence)
 
 
 def test_predict_error_bound__unseen(subject, rng):
@@ -400,8 +400,8 @@ def test_predict_lost(subject):
         name, sentence = next(((name, text) for name, (lost, text) in close.items()
                                if lost.sum() == count),
                               ("other", f"64 − |s + 1| pairs have the sum s; which s {what}?"))
-        assert count == want, mistake(name, f"products that {what}: not {count}. {sentence}",
-                                      sentence)
+        assert count == want, mistake(
+            name, f"predict_lost: not {count} products {what}. {sentence}", sentence)
 
 
 # ---- integers

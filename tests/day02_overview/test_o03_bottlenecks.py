@@ -488,7 +488,7 @@ def test_predict_gain_of_a_loader(subject):
     elif got <= 1:
         name, why = "no_overlap", "loading and computing now happen at the same time"
     assert abs(got - 10_000 * (75 + 25) / done) < 0.01, mistake(
-        name, f"gain of a loader: not {got:.3g}. {why}", why)
+        name, f"predict_gain_of_a_loader: not {got:.3g}: {why}", why)
 
 
 WHY = (
@@ -524,7 +524,7 @@ def test_choose_remedies(subject):
     assert isinstance(got, str) and len(got) == len(WHY) and set(got) <= set("abc"), mistake(
         "no_letters", f"choose_remedies: got {got!r}, expected a string of {len(WHY)} letters, "
                       "each a, b or c")
-    reasons = []
+    reasons = ["choose_remedies:"]
     for number, (letter, answer, why) in enumerate(zip(got, "bcaacb", WHY, strict=True), 1):
         assert letter == answer, mistake(f"case_{number}_{letter}", "\n".join(
             [*reasons, f"case {number}: {letter} is wrong: {why[letter]}"]), why[letter])

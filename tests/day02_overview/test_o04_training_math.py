@@ -74,7 +74,7 @@ def test_predict_bytes_a_parameter(subject):
                                   "variance or its copy of the weight"),
     }.get(got, ("other_sum", "count weight, gradient and Adam's numbers; the first two have 2 "
                              "bytes each, Adam's have 4"))
-    assert got == want, mistake(name, f"bytes per parameter: not {got:g}. {why}", why)
+    assert got == want, mistake(name, f"predict_bytes_a_parameter: not {got:g}: {why}", why)
 
 
 def held(parameters, W, stage):
@@ -385,5 +385,5 @@ def test_predict_cheapest_way(subject):
     cost = {"dp": ring("all_reduce", 2 * 8_030_261_248, W),
             "tp": 4 * m.L * ring("all_reduce", 2 * B * T * m.C, W)}
     assert got == min(cost, key=cost.get), mistake("dearer", (
-        f"{got} sends more. dp sends the gradients, however many tokens there are; tp sends hidden "
-        f"states 4 · L times. Estimate both"))
+        f"predict_cheapest_way: {got} sends more. dp sends the gradients, however many tokens "
+        f"there are; tp sends hidden states 4 · L times. Estimate both"))

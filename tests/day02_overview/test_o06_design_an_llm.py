@@ -82,7 +82,7 @@ def test_predict_growth(subject):
     name, why = next((row for value, row in guesses.items() if abs(got / value - 1) < 0.03),
                      ("", "combine N^a ~ tokens^b with N · tokens ~ FLOPs"))
     assert abs(got / want - 1) <= 0.05, tell(
-        name, f"100 times the FLOPs: not {got:g} times the parameters", why)
+        name, f"predict_growth: not {got:g} times the parameters", why)
 
 
 @pytest.mark.parametrize("served", [0, 3e12, 1e11])

@@ -222,8 +222,8 @@ def test_predict_sectors_per_request(subject, reference, rng):
         512: ("bytes", "512 is a number of bytes; a sector has 32."),
     }.get(got, ("other", "Count the bytes from the first of thread 0 to the last of thread 31."))
     assert got == want, mistake(
-        known, f"add_chunk_cuda: the simulator does not count {got} sectors in one load request. "
-               f"{why}", why)
+        known, f"predict_sectors_per_request: the simulator does not count {got} sectors in one "
+               f"load request. {why}", why)
 
 
 # ---- CUDA, a grid of any size

@@ -246,7 +246,7 @@ def test_predict_sectors_per_store(subject, reference, rng):
         1: ("one_sector", "1 would be right if all lanes wrote within the same 32 bytes."),
     }.get(got, ("other", "Can two neighbouring lanes share a sector?"))
     assert got == want, mistake(
-        known, f"transpose_naive_cuda: the simulator does not count {got} "
+        known, f"predict_sectors_per_store: the simulator does not count {got} "
                f"sector{'s' * (got != 1)} in one store request. {why}", why)
 
 

@@ -174,7 +174,7 @@ def test_predict_tree_warps(subject, reference, rng):
         40: ("five_rounds", "40 is the total of the rounds up to s = 16; three more follow."),
     }.get(got, ("other", "For each s, in how many of the 8 warps is there a multiple of 2 * s?"))
     assert got == want, mistake(
-        known, f"sum_tree_cuda: the simulator does not count {got} busy warps. {why}", why)
+        known, f"predict_tree_warps: the simulator does not count {got} busy warps. {why}", why)
 
 
 def test_predict_resident_blocks(subject):
@@ -196,7 +196,7 @@ def test_predict_resident_blocks(subject):
     }.get(got, ("other", "Count the blocks that each limit allows; the smallest number decides.")
           if got % 1 == 0 else ("no_whole", "Only whole blocks are resident."))
     assert got == want, mistake(
-        known, f"resident blocks: the limits do not allow exactly {got}. {why}", why)
+        known, f"predict_resident_blocks: the limits do not allow exactly {got}. {why}", why)
 
 
 # ---- CUDA

@@ -255,8 +255,8 @@ def test_predict_bytes_ratio(subject, reference, rng):
     known, why = next((row for value, row in rows.items() if abs(got - value) < 0.01), (
         "other", "Count the arrays that the addition, the norm and the one kernel read and write."))
     assert abs(got - (add + norm) / fused) < 0.01, mistake(
-        known, f"bytes of two launches ÷ bytes of one: the simulator does not count {got:g}. {why}",
-        why)
+        known, f"predict_bytes_ratio: the simulator does not count {got:g} for the bytes of two "
+               f"launches ÷ the bytes of one. {why}", why)
 
 
 @pytest.mark.parametrize("T, C, dtype", SIZES)

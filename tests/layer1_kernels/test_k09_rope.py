@@ -289,8 +289,8 @@ def test_predict_bytes_ratio(subject, reference, rng):
         known, why = next((row for value, row in rows.items() if abs(got - value) < 1e-6), (
             "other", "A head is 2 halves, read and written; cos and sin are a half each, read."))
         assert abs(got - want) < 1e-6, mistake(
-            known, f"bytes with one head per program ÷ bytes with one token per program, {H} heads "
-            f"of q and {G} of k: the simulator does not count {got:g}. {why}", why)
+            known, f"predict_bytes_ratio({H}, {G}): the simulator does not count {got:g} for the "
+            f"bytes with one head per program ÷ those with one token per program. {why}", why)
 
 
 def test_predict_bytes_ratio__unseen(unseen, rng):

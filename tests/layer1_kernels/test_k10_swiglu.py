@@ -192,7 +192,8 @@ def test_predict_numbers_saved(subject, reference, rng):
         8: ("bytes", "8 counts bytes of 16-bit numbers, or two results: count numbers for one."),
     }.get(got, ("other", "Count, for one result, what the matmul writes and what SwiGLU reads."))
     assert got == want, mistake(
-        known, f"The simulator does not count {got} numbers saved per result. {why}", why)
+        known, f"predict_numbers_saved: the simulator does not count {got} numbers saved per "
+               f"result. {why}", why)
 
 
 @pytest.mark.parametrize("T, C, F, dtype", TILES)

@@ -87,7 +87,8 @@ def test_predict_mma_flops(subject, reference, rng):
         want // 32: ("one_thread", "That is one thread's share; count the whole warp's."),
     }.get(got, ("other", "Count the results, and the products in each."))
     assert got == want, mistake(
-        known, f"The simulator does not count {got} FLOPs for one mma of 16 x 16 x 16. {why}", why)
+        known, f"predict_mma_flops: the simulator does not count {got} FLOPs for one mma of "
+               f"16 x 16 x 16. {why}", why)
 
 
 # ---- one warp

@@ -89,8 +89,8 @@ def judge_ratio(subject, bits, group, want):
                            if abs(got - value) < 1e-9),
                           ("other", "count the bytes of a weight and its share of a scale"))
     assert abs(got - want) < 1e-9, mistake(
-        name, f"{bits} bits, groups of {group}: the arrays do not have {got:g} times the bytes of "
-              f"fp16; {sentence}", sentence)
+        name, f"predict_bytes_ratio({bits}, {group}): the arrays do not have {got:g} times the "
+              f"bytes of fp16; {sentence}", sentence)
 
 
 def test_predict_bytes_ratio(subject, reference):

@@ -44,7 +44,7 @@ def test_predict_tokens_a_step(subject):
                       if near(got, wrong, 0.005)), ("other", "what is the chance of n tokens or "
                                                     "more?"))
     assert near(got, want, 0.02) and near(got, (1 - 0.8**5) / 0.2, 0.01), mistake(
-        name, f"{got!r:.20} tokens a step is not it: {why}", why)
+        name, f"predict_tokens_a_step: {got!r:.20} tokens a step is not right: {why}", why)
 
 
 def test_predict_same_number(subject):
@@ -59,7 +59,8 @@ def test_predict_same_number(subject):
              "always": (1, "the same u lies at another token where the shares differ")}
     name, why = next(((name, why) for name, (wrong, why) in known.items()
                       if near(got, wrong, 0.005)), ("other", "draw both sums above each other"))
-    assert near(got, want, 0.005), mistake(name, f"{got!r:.20} is not it: {why}", why)
+    assert near(got, want, 0.005), mistake(
+        name, f"predict_same_number: {got!r:.20} is not right: {why}", why)
 
 
 # ---- lookup

@@ -36,7 +36,8 @@ def test_predict_rate(subject):
     name, why = next(((name, why) for name, (wrong, why) in known.items() if near(got, wrong, .02)),
                      ("other", "how long does a token take to compute, and how many bytes fit "
                                "through a link in that time?"))
-    assert near(got, want, 0.03), mistake(name, f"{got!r:.20} GB/s is not it: {why}", why)
+    assert near(got, want, 0.03), mistake(
+        name, f"predict_rate: {got!r:.20} GB/s is not right: {why}", why)
 
 
 def found_share(documents, device, host, rounds=4):
@@ -68,7 +69,7 @@ def test_predict_found(subject):
     name, why = next(((name, why) for name, (wrong, why) in known.items() if near(got, wrong, .01)),
                      ("other", "which document is given up just before it is asked for?"))
     assert isinstance(got, (int, float)) and abs(got - want) < 0.005, mistake(
-        name, f"{got!r:.20} is not it: {why}", why)
+        name, f"predict_found: {got!r:.20} is not right: {why}", why)
 
 
 # ---- TieredPool.evict

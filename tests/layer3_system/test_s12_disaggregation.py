@@ -30,7 +30,7 @@ def test_predict_exposed_ms(subject):
                       if isinstance(got, (int, float)) and abs(got - wrong) <= 0.05 * wrong + 1e-9),
                      ("other", "which layers are still to be sent when the last is computed?"))
     assert isinstance(got, (int, float)) and abs(got - want) <= 0.05 * want, mistake(
-        name, f"{got!r:.20} ms is not it: {why}", why)
+        name, f"predict_exposed_ms: {got!r:.20} ms is not right: {why}", why)
 
 
 def test_choose_split(subject):
@@ -39,7 +39,7 @@ def test_choose_split(subject):
     got = subject.choose_split()
     idle = "a prompt takes 34 ms of one machine, an answer 200 steps of the other: the first idles"
     name, why = ("idle", idle) if got == "split" else ("other", "expected split or together")
-    assert got == want, mistake(name, f"{got!r:.20} is not it: {why}", why)
+    assert got == want, mistake(name, f"choose_split: {got!r:.20} is not right: {why}", why)
 
 
 # ---- parts_done

@@ -62,7 +62,7 @@ def test_predict_allowed(subject):
              7: ("contains", "what may come later is not allowed now"),
              4: ("leading_space", "a space is a byte like any other, and the text has none there")}
     name, why = known.get(got, ("other", "which of them does the text begin with?"))
-    assert got == want, mistake(name, f"{got!r:.20} is not it: {why}", why)
+    assert got == want, mistake(name, f"predict_allowed: {got!r:.20} is not right: {why}", why)
 
 
 def test_predict_mask_bytes(subject):
@@ -73,7 +73,7 @@ def test_predict_mask_bytes(subject):
              want // 8: ("eighth", "divided by 8 twice"),
              want // 32: ("one_row", "that is one row of 32")}
     name, why = known.get(got, ("other", "how many words has a row, and how many bytes a word?"))
-    assert got == want, mistake(name, f"{got!r:.20} is not it: {why}", why)
+    assert got == want, mistake(name, f"predict_mask_bytes: {got!r:.20} is not right: {why}", why)
 
 
 # ---- the step of a token

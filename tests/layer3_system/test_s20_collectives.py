@@ -8,6 +8,7 @@ from lab.judge.failures import Raised
 from lab.judge.mistakes import mistake
 from layer3_system.s20_collectives import crossing, pieces, ring_seconds, tree_rounds, tree_seconds
 from layer3_system.testing.collective_driver import case
+from tests.layer3_system.reasons import because
 
 DRIVER = "layer3_system.testing.collective_driver"
 SIZES = (7, 2, 1, 10, 1000)     # numbers of an array: fewer than ranks, not divisible, many
@@ -16,11 +17,6 @@ SIZES = (7, 2, 1, 10, 1000)     # numbers of an array: fewer than ranks, not div
 def arrays(rng, n, N):
     """Whole numbers from 1 to 9 in fp32, an array a rank: their sums are exact."""
     return [torch.from_numpy(rng.integers(1, 10, N).astype(np.float32)) for _ in range(n)]
-
-
-def because(name, text, why):
-    """The message of an assertion: what is wrong, then why."""
-    return mistake(name, f"{text}: {why}", why)
 
 
 def only_next(run, name):

@@ -32,7 +32,7 @@ def test_predict_stage_bytes(subject):
     name, why = next(((name, f". This is what comes out when {why}") for name, (why, wrong)
                       in known.items() if guess == wrong), ("", ""))
     assert guess == right, mistake(
-        name, f"bytes a parameter at stages 1, 2 and 3: got {guess}{why}", why)
+        name, f"predict_stage_bytes: {guess} is not right{why}", why)
 
 
 def test_predict_dearer_stage(subject):
@@ -48,8 +48,9 @@ def test_predict_dearer_stage(subject):
            "none": "one stage gathers all weights twice in a step"}
     guess = str(subject.predict_dearer_stage())
     name = {"1": "gather_added", "2": "dropping_sends", "none": "gathers_once"}.get(guess, "")
+    sentence = why.get(guess, 'expected "1", "2", "3" or "none"')
     assert guess == right, mistake(
-        name, why.get(guess, f'got {guess!r}, expected "1", "2", "3" or "none"'))
+        name, f"predict_dearer_stage: {guess!r} is not right: {sentence}", sentence)
 
 
 # ---- buckets

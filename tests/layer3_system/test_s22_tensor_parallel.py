@@ -49,8 +49,8 @@ def test_predict_all_reduces(subject):
              4 * L: ("with_backward", "backward is counted too")}
     guess = subject.predict_all_reduces()
     name, why = known.get(guess, ("", "it is a whole number"))
-    assert guess == len(sums), mistake(name, f"all-reduces of a forward of {L} layers: got "
-                                       f"{guess}: {why}", why)
+    assert guess == len(sums), mistake(
+        name, f"predict_all_reduces: {guess} in a forward of {L} layers is not right: {why}", why)
 
 
 # ---- which rank has which weights
@@ -299,7 +299,8 @@ def test_choose_summed_gradients(subject):
         "", f"choose_summed_gradients: got {guess!r}, expected a list of names")
     name = ("none_of_them" if not guess else "all_of_them" if {*norms, "q"} <= {*guess} else
             "bands")
-    assert sorted(guess) == norms, mistake(name, f"got {list(guess)}: {why[name]}", why[name])
+    assert sorted(guess) == norms, mistake(
+        name, f"choose_summed_gradients: {list(guess)} is not right: {why[name]}", why[name])
 
 
 @pytest.mark.parametrize("n, T, C", [(3, 6, 5), (2, 2, 1)])

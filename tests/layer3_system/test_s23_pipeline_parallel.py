@@ -30,15 +30,15 @@ def schedules(p, m, all_first=False):
         for ahead in aheads]
 
 
-def check_guess(guess, right, known, hint):
+def check_guess(exercise, guess, right, known, hint):
     """known: {a wrong guess, written out: (id, sentence)}"""
     text = re.sub(r"\.0\b", "", str(list(guess) if isinstance(guess, tuple) else guess))
     name, why = known.get(text, ("other", hint))
-    assert text == str(right), mistake(name, f"{text:.200} is not it: {why}", why)
+    assert text == str(right), mistake(name, f"{exercise}: {text:.200} is not right: {why}", why)
 
 
 def test_predict_steps(subject):
-    check_guess(subject.predict_steps(), 2 * (32 + 8 - 1), {
+    check_guess("predict_steps", subject.predict_steps(), 2 * (32 + 8 - 1), {
         "71": ("no_way_back", "the last stage is done then, and the last gradients have still to "
                "go back through 7 stages"),
         "64": ("no_bubble", "that is the work of one stage: the last stage has nothing to do "
@@ -49,7 +49,7 @@ def test_predict_steps(subject):
 
 
 def test_predict_kept(subject):
-    check_guess(subject.predict_kept(), list(map(peak_kept, schedules(4, 8))), {
+    check_guess("predict_kept", subject.predict_kept(), list(map(peak_kept, schedules(4, 8))), {
         "[8, 8, 8, 8]": ("as_gpipe", "that is GPipe: its first backward follows all forwards"),
         "[1, 2, 3, 4]": ("wrong_end", "a forward waits longest for its backward on the first "
                          "stage, not on the last"),

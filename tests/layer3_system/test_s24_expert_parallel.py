@@ -5,17 +5,13 @@ import pytest
 import torch
 
 from lab.judge.mistakes import mistake, raises
+from tests.layer3_system.reasons import because
 
 DRIVER = "layer3_system.testing.expert_ranks"
 E, C, K = 12, 24, 2             # experts, model width, experts of a token
 TOKENS = [5, 0, 17, 9]          # of ranks 0 to 3
 BYTES = 8                       # of a number, float64 and int64
 EVERY_CALL = "all ranks must make every call, one without rows too"
-
-
-def because(name, text, why):
-    """The message of an assertion: what is wrong, then why."""
-    return mistake(name, f"{text}: {why}", why)
 
 
 # ---- predictions
@@ -27,7 +23,8 @@ def test_predict_dispatch_rows(subject):
     draws = rng.random((200, T // 16, 64)).argpartition(2, -1)[..., :2]     # a 16th of the tokens
     want = 16 * (draws // 8 != 3).sum((1, 2)).mean()                        # about 7168
     got = subject.predict_dispatch_rows()
-    assert isinstance(got, (int, float)), mistake("no_number", f"got {got!r:.50}, not a number")
+    assert isinstance(got, (int, float)), mistake(
+        "no_number", f"predict_dispatch_rows: expected a number, got {got!r:.50}")
     known = {2 * T: ("all_leave", "one row in eight is for an expert of the rank's own"),
              T * 7 / 8: ("one_expert", "each token goes to two experts"),
              2 * T * 63 / 64: ("one_stays", "the other 7 experts of the rank are at home, too: "
@@ -35,7 +32,8 @@ def test_predict_dispatch_rows(subject):
     name, why = next((row for wrong, row in known.items() if abs(got - wrong) < 20),
                      ("other", f"count a rank's choices, and take away those of its own experts; "
                                f"with {W} ranks that is one in {W}"))
-    assert abs(got - want) < 0.01 * want, because(name, f"{got:g} is not it", why)
+    assert abs(got - want) < 0.01 * want, because(
+        name, f"predict_dispatch_rows: {got:g} is not right", why)
 
 
 def test_choose_sends_less(subject):
@@ -44,10 +42,12 @@ def test_choose_sends_less(subject):
     draws = rng.random((4000, 64)).argpartition(k, -1)[:, :k]
     rows = {"ep": 2 * (draws // 16 != 0).sum() / len(draws), "tp": 2.0 * (W - 1)}
     got = subject.choose_sends_less()
-    assert got in rows, because("no_choice", f"{got!r:.50} is not it", 'expected "ep" or "tp"')
+    assert got in rows, because("no_choice", f"choose_sends_less: {got!r:.50} is not right",
+                                'expected "ep" or "tp"')
     why = (f"there and back ep sends 2·k·(W - 1)/W rows for a token, here {rows['ep']:.1f}, and tp "
            f"2·(W - 1), here {rows['tp']:.0f}")
-    assert got == min(rows, key=rows.get), because("row_a_choice", f'"{got}" is not it', why)
+    assert got == min(rows, key=rows.get), because(
+        "row_a_choice", f'choose_sends_less: "{got}" is not right', why)
 
 
 # ---- sorting

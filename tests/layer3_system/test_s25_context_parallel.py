@@ -6,17 +6,13 @@ import torch
 
 from lab.judge.mistakes import mistake
 from layer3_system.context import zigzag
+from tests.layer3_system.reasons import because
 
 DRIVER = "layer3_system.testing.context_ranks"
 SCALE = 0.3
 # W, and (N, H, G, D) of its cases: W = 2 hides which way a ring turns
 ON_RANKS = [(3, [(42, 6, 3, 8), (6, 2, 1, 16), (30, 4, 4, 8)]), (2, [(20, 4, 2, 8)]),
             (4, [(56, 8, 4, 16), (8, 3, 1, 8)]), (1, [(10, 2, 2, 8)])]
-
-
-def because(name, text, why):
-    """The message of an assertion: what is wrong, then why."""
-    return mistake(name, f"{text}: {why}", why)
 
 
 def attention(q, k, v, seen=None):                  # (T, H, D), 2 × (N, G, D), (T, N) of bool

@@ -39,6 +39,7 @@ from layer3_system.planner import (
 from layer3_system.s23_pipeline_parallel import needs, one_forward_one_backward
 from layer3_system.s26_planner import best_plans, plan_bytes, plan_seconds, rank_bytes
 from layer3_system.token_costs import serving_plans, token_costs
+from tests.layer3_system.reasons import because
 
 STATE = ("weights", "gradients", "optimiser", "activations")
 PARTS = ("compute", "tp", "cp", "ep", "bubble", "pp", "dp")
@@ -49,11 +50,6 @@ LATENT = replace(ROUTED, latent=Latent(kv=10, rope=2, q=14))
 SMALL = Cluster(16, memory=1e6, peak=3e9, efficiency=0.5, node=4, inside=4e8, across=7e7,
                 alpha=3e-5, shard=16)
 T = 64
-
-
-def because(name, text, why):
-    """The message of an assertion: what is wrong, then why."""
-    return mistake(name, f"{text}: {why}", why)
 
 
 def give(side, value):
@@ -88,7 +84,8 @@ def test_predict_faster_token(subject):
     got = subject.predict_faster_token()
     kinds = sorted(costs.keys() - {"one rank"})
     assert isinstance(got, (list, tuple)) and set(got) <= set(kinds), because(
-        "no_kinds", f"{got!r:.60} is not it", f"expected a list out of {', '.join(kinds)}")
+        "no_kinds", f"predict_faster_token: {got!r:.60} is not right",
+        f"expected a list out of {', '.join(kinds)}")
     known = {
         "pp": "the stages work one after the other on a single token",
         "cp": "decode has one query: its cache is spread, but every rank reads all weights, and at "
@@ -99,9 +96,11 @@ def test_predict_faster_token(subject):
         "sp": "it shares the tokens between matrices, and there is one token",
         "ep": "a dense model has no experts to share out"}
     for kind, why in known.items():
-        assert kind not in got, because(kind, f'"{kind}" does not help', why)
-    assert set(got) == want, because("no_tp", "one kind is missing", "where each rank has a part "
-                                     "of every matrix, all ranks read at the same time")
+        assert kind not in got, because(
+            kind, f'predict_faster_token: "{kind}" does not help', why)
+    assert set(got) == want, because(
+        "no_tp", "predict_faster_token: one kind is missing",
+        "where each rank has a part of every matrix, all ranks read at the same time")
 
 
 def test_predict_mla_tokens(subject):
@@ -110,8 +109,8 @@ def test_predict_mla_tokens(subject):
     want = by_heads / cache_bytes_per_token(model)
     full = replace(model, latent=None)
     got = subject.predict_mla_tokens()
-    assert isinstance(got, (int, float)), because("no_number", f"{got!r:.40} is not it",
-                                                  "expected a number")
+    assert isinstance(got, (int, float)), mistake(
+        "no_number", f"predict_mla_tokens: expected a number, got {got!r:.40}")
     ratio = cache_bytes_per_token(full) / cache_bytes_per_token(model)
     name, why = next((row for value, row in {
         1: ("heads_are_cut", "a rank that has 16 of the heads needs the whole latent for them: "
@@ -119,7 +118,7 @@ def test_predict_mla_tokens(subject):
         ratio: ("mla_against_mha", "that is a latent against keys and values of 128 heads, on one "
                 "rank")}.items() if abs(got - value) < 1),
         ("other", "count on how many ranks each token's latent lies, one way and the other"))
-    assert got == want, because(name, f"{got:g} is not it", why)
+    assert got == want, because(name, f"predict_mla_tokens: {got:g} is not right", why)
 
 
 # ---- bytes

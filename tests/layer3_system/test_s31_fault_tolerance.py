@@ -57,7 +57,8 @@ def test_predict_minutes_between_saves(subject):
     guess = subject.predict_minutes_between_saves()
     name, why = next(((name, why) for name, (wrong, why) in known.items() if near(guess, wrong)),
                      off_balance(guess, right))
-    assert near(guess, right), mistake(name, f"{guess!r:.20} minutes is not it: {why}", why)
+    assert near(guess, right), mistake(
+        name, f"predict_minutes_between_saves: {guess!r:.20} minutes is not right: {why}", why)
 
 
 def test_predict_bytes_a_rank(subject):
@@ -75,7 +76,8 @@ def test_predict_bytes_a_rank(subject):
     name, why = next(((name, why) for name, (wrong, why) in known.items() if guess == wrong),
                      ("", "count the numbers of 4 bytes that the next step needs of a "
                           "parameter, and the parameters of one rank"))
-    assert guess == right, mistake(name, f"{guess!r:.20} bytes is not it: {why}", why)
+    assert guess == right, mistake(
+        name, f"predict_bytes_a_rank: {guess!r:.20} bytes is not right: {why}", why)
 
 
 # ---- what there is to lose

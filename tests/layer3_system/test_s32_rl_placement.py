@@ -168,9 +168,12 @@ def test_predict_idle_share(subject):
                                  "once, each on half of the ranks"),
              "of_a_whole_step": (1 / 2, "40 s of training are a third of the step of 120 s")}
     guess = subject.predict_idle_share()
+    assert isinstance(guess, (int, float)), mistake(
+        "no_number", f"predict_idle_share: expected a number, got {guess!r:.50}")
     name, why = next(((name, why) for name, (wrong, why) in known.items()
                       if abs(guess - wrong) < 0.005), ("", "count the seconds of all 8 ranks"))
-    assert abs(guess - right) < 0.005, mistake(name, f"{guess!r:.20} is not it: {why}", why)
+    assert abs(guess - right) < 0.005, mistake(
+        name, f"predict_idle_share: {guess!r:.20} is not right: {why}", why)
 
 
 def test_predict_moved_share(subject):
@@ -181,10 +184,13 @@ def test_predict_moved_share(subject):
              "gathered": (3.0, "no rank needs the whole matrix: that is what gathering it costs"),
              "all_of_it": (1.0, "compare what each rank has with what it needs")}
     guess = subject.predict_moved_share()
+    assert isinstance(guess, (int, float)), mistake(
+        "no_number", f"predict_moved_share: expected a number, got {guess!r:.50}")
     name, why = next(((name, why) for name, (wrong, why) in known.items()
                       if abs(guess - wrong) < 0.005),
                      ("", "the share is that of all numbers of the matrix"))
-    assert guess == right, mistake(name, f"{guess!r:.20} is not it: {why}", why)
+    assert guess == right, mistake(
+        name, f"predict_moved_share: {guess!r:.20} is not right: {why}", why)
 
 
 # ---- from one layout to another
