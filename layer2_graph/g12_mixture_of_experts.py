@@ -18,7 +18,7 @@ from layer1_kernels import Kernels, kernels
 from layer2_graph.checkpoint import read_weights
 from layer2_graph.config import Config, read_config
 from layer2_graph.experts import DOWN, GATE_UP, ROUTER
-from layer2_graph.g01_llama import Batch, Cache, Layer, Llama, PagedCache
+from layer2_graph.g01_llama import Batch, Cache, Layer, Llama, PagedCache, load
 
 __all__ = ["MoELayer", "MoELlama", "balance_loss", "gate", "keep_within", "llama_of",
            "load_moe", "moe_flops", "moe_mlp", "rebalance", "route",
@@ -199,7 +199,9 @@ def load_moe(folder: Path | str, ops: Kernels | None = None, dtype: torch.dtype 
              device: torch.device | str = "cpu") -> Llama:
     """As g01's `load`, of a folder with experts or without. ModelError says what is wrong."""
     config = read_config(folder)
-    return llama_of(config, read_weights(folder, config, dtype, device), ops or kernels("torch"))
+    if not config.E:
+        return load(folder, ops, dtype, device)
+    return MoELlama(config, read_weights(folder, config, dtype, device), ops or kernels("torch"))
 
 
 class Watched(MoELlama):

@@ -154,21 +154,39 @@ def first_difference(program: Sequence[Instruction], got: Tensors, want: Tensors
                      tolerance: float = 1e-4) -> str | None:
     """The first instruction of the list whose rows differ, in words; None if none does.
 
-    tolerance: of the largest number of a tensor. NaN differs from all.
+    tolerance: of the largest number of a tensor. NaN differs from all; of what is NaN in `want`,
+    such as cached rows of later positions, nothing is asked.
     """
-    for number, (op, i, begin, end, *_) in enumerate(program):
-        name = ("qkv", "mixed", "y", "hidden", "x", "logits", "x")[op]
-        heads = want.mixed.shape[1] // want.keys.shape[2] if op == ATTEND else 1
-        rows = slice(begin * heads, end * heads)
-        place = {DOWN: (i + 1, rows), HEAD: (rows,)}.get(op, (i, rows))
-        a = getattr(got, name)[place]
-        b = getattr(want, name)[place]
-        wrong = ~(abs(a - b) <= tolerance * abs(b).max())
-        if wrong.any():
-            row = rows.start + int(wrong.argmax())
-            return (f"`{name}`, layer {i}, row {row}: instruction {number}, {OPS[op]} {begin} to "
-                    f"{end - 1}: {a[wrong][0]:g}, expected {b[wrong][0]:g}")
+    width = want.mixed.shape[1] // want.keys.shape[2]       # of the query heads of a kv head
+    for number, instruction in enumerate(program):
+        op, i, begin, end, *_ = instruction
+        for name, place, first in written(instruction, width):
+            a = getattr(got, name)[place]
+            b = getattr(want, name)[place]
+            largest = np.fmax.reduce(abs(b), axis=None, initial=0)
+            wrong = ~(abs(a - b) <= tolerance * largest) & ~np.isnan(b)     # NaN: not written yet
+            if wrong.any():
+                *cached, row = np.argwhere(wrong)[0][:2]
+                at = f"position {cached[0]}, kv head" if cached else "row"
+                return (f"`{name}`, layer {i}, {at} {first + row}: instruction {number}, {OPS[op]} "
+                        f"{begin} to {end - 1}: {a[wrong][0]:g}, expected {b[wrong][0]:g}")
     return None
+
+
+def written(instruction: Instruction, width: int) -> list[tuple[str, tuple, int]]:
+    """(tensor, the place in it, its first row) of all that an instruction writes.
+
+    width: rows of `mixed` that belong to a kv head
+    """
+    op, i, begin, end, *_ = instruction
+    rows = slice(begin, end)
+    if op == ATTEND:
+        cached = (i, slice(None), rows)
+        mixed = slice(begin * width, end * width)
+        return [("keys", cached, begin), ("values", cached, begin), ("mixed", (i, mixed),
+                                                                     mixed.start)]
+    name = ("qkv", "", "y", "hidden", "x", "logits", "x")[op]
+    return [(name, {DOWN: (i + 1, rows), HEAD: (rows,)}.get(op, (i, rows)), begin)]
 
 
 # ---- the kernel

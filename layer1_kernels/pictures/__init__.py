@@ -57,6 +57,7 @@ from layer1_kernels.pictures.threads import (
     shuffle,
     strides,
     tree,
+    two_passes,
 )
 from layer1_kernels.pictures.tiles import (
     operands,
@@ -77,4 +78,5 @@ __all__ = ["attention_arrays", "attention_programs", "attention_tile", "bank_gro
            "row_before_and_after", "row_by_threads", "row_in_blocks", "row_program", "running",
            "scale_groups", "scale_steps", "shuffle", "silu_curve", "small_banks", "strides",
            "thread_tiles", "tile_lists", "tile_map", "tile_numbers", "tile_orders", "tile_walk",
-           "tile_walks", "token_loss", "tree", "turned", "turns", "warp_quarters", "warp_tiles"]
+           "tile_walks", "token_loss", "tree", "turned", "turns", "two_passes", "warp_quarters",
+           "warp_tiles"]

@@ -297,3 +297,38 @@ def rounds(kernels, warp=32):
         axes.hlines(np.arange(1, number) + 0.5, 0, threads, color="#eaeef2", lw=0.8)
     every[-1, 0].set_xlabel("thread, and the borders of the warps")
     return closed(figure)
+
+
+def two_passes(numbers, blocks):
+    """A sum by two launches: the numbers, the sum that each block of the first one makes of its
+    share, and the total that the only block of the second one makes of these sums.
+
+    numbers: a multiple of `blocks`
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Rectangle
+
+    share = len(numbers) // blocks
+    sums = [sum(numbers[b * share:(b + 1) * share]) for b in range(blocks)]
+    middles = [b * share + share / 2 for b in range(blocks)]
+    centre = len(numbers) / 2
+    figure, axes = plt.subplots(figsize=(7.5, 2.3), layout="constrained")
+    for row, places, values in ((0, [t + 0.5 for t in range(len(numbers))], numbers),
+                                (1, middles, sums), (2, [centre], [sum(sums)])):
+        for place, value in zip(places, values, strict=True):
+            axes.add_patch(Rectangle((place - 0.46, row), 0.92, 0.5, ec="#d0d7de", zorder=3,
+                                     fc=BLUE if row else "#d0d7de"))
+            axes.text(place, row + 0.26, value, ha="center", va="center", fontsize=9, zorder=4,
+                      color="white" if row else INK)
+    for b, middle in enumerate(middles):
+        below = [b * share + 0.5 + t for t in range(share)]
+        for place, end, row in [*((place, middle, 1) for place in below), (middle, centre, 2)]:
+            axes.annotate("", (end, row), (place, row - 0.5), arrowprops={
+                "arrowstyle": "->", "color": GREY, "lw": 1, "shrinkA": 0, "shrinkB": 0})
+        axes.text(middle + 0.6, 1.26, f"block {b}", va="center", fontsize=8, color=GREY)
+    axes.text(centre + 0.6, 2.26, "block 0", va="center", fontsize=8, color=GREY)
+    axes.set(xlim=(0, len(numbers)), ylim=(2.6, -0.1), xticks=[], yticks=[0.25, 1.25, 2.25],
+             yticklabels=["x", "launch 1: `partial`", "launch 2: the sum"])
+    axes.tick_params(length=0, labelsize=9)
+    axes.spines[:].set_visible(False)
+    return closed(figure)

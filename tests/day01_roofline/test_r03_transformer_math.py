@@ -142,7 +142,7 @@ def judge_guess(name, got, cases, right, unit=""):
     cases: [(whether a guess is so, id, sentence)]; the first that is so names the mistake"""
     assert isinstance(got, Real), mistake("no_number", f"{name}: expected a number, got {got!r}")
     label, why = next((label, why) for applies, label, why in cases if applies(got))
-    assert right(got), mistake(label, f"{name}: predicted {got:g}{unit}: {why}", why)
+    assert right(got), mistake(label, f"{name}: predicted {got:g}{unit}; {why}", why)
 
 
 # ---- parameters
@@ -565,7 +565,7 @@ def test_predict_gain_of_depthwise(subject):
         (lambda got: abs(got - many / few) < 0.05, "bytes_ratio",
          "that is the ratio of the bytes; the full one is bound by its arithmetic"),
         (lambda got: got < want, "low", "too low: compute the time of each under its own roof"),
-        (lambda got: True, "high", "too high: its bytes take longer than that")),
+        (lambda got: True, "high", "too high: the depthwise one's bytes take longer")),
         lambda got: abs(got / want - 1) < 0.1, " times as fast")
 
 

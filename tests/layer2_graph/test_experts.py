@@ -178,6 +178,12 @@ def test_a_config_without_experts_is_a_llama():
     assert type(load_moe(SMALL)) is Llama
 
 
+@pytest.mark.parametrize("name, reader", [("latent", "load_latent"), ("hybrid", "load_hybrid")])
+def test_a_reader_of_experts_refuses_other_layers(name, reader):
+    with pytest.raises(ModelError, match=f"expected keys and values.*{reader}"):
+        load_moe(TWINS / name)
+
+
 @pytest.mark.parametrize("change", [
     lambda m: quantize_llama(m, 8, 16), lambda m: with_matrices(m, lambda name, w: w),
     lambda m: hessians(m, [[1, 2]]), lambda m: with_matmul(m, lambda name, x, w: x @ w.T),

@@ -42,7 +42,7 @@ def test_predict_gain(subject, truth):
         return abs(got / value - 1) < share
 
     of_a_step = ("; a step takes its FLOPs over the peak or its bytes over the bandwidth, "
-                 "whichever is longer, and asked for is one time divided by the other")
+                 "whichever is longer; the gain is one time divided by the other")
     name, near = (
         ("time", "about the time of the step without a cache in ms or s; divide it by that of the "
                  "step with one") if min(abs(got * unit / (flops / peak) - 1)
@@ -67,8 +67,8 @@ def test_predict_gain(subject, truth):
                    "2") if like(2 * want, 0.08) else
         ("other_time", "about the time of the step with a cache in ms; how much longer does the "
                        "one without take?") if like(1000 * fewer / bandwidth, 0.05) else
-        ("per_cent", "too high: is it in per cent? How many times as long a step takes is asked "
-                     "for") if like(100 * want, 0.05) else
+        ("per_cent", "too high: is it in per cent? The gain is a factor") if
+        like(100 * want, 0.05) else
         ("too_low", f"too low{of_a_step}") if got < want else ("too_high", f"too high{of_a_step}"))
     assert like(want), mistake(name, f"predict_gain: predicted {got:g}, which is {near}", near)
 

@@ -196,11 +196,12 @@ def right_bytes(subject, agree, codes, low, top, what):
                       book(power=0)),
         "by_columns": ("codes are taken column after column, or as they lie in memory, not row "
                        "after row", book(numbers.T)),
-        "own_radix": ("the radix is the number of codes", book(radix=top - low + 1)),
+        "own_radix": ("the radix is the number of codes, not `in_a_byte`'s",
+                      book(radix=top - low + 1)),
         "zeros_first": ("the zeros that fill the last byte stand before the first code",
                         book(zeros_first=True)),
-        "top_added": ("top is added, but low should be subtracted: they differ where codes reach "
-                      "further down than up", book(offset=top))})
+        "top_added": ("top is added, but low should be subtracted: they differ where low is not "
+                      "-top", book(offset=top))})
     assert got.dtype == torch.uint8, mistake(
         "dtype", f"{what}: bytes are {got.dtype}, expected torch.uint8")
 

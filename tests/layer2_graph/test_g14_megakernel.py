@@ -65,8 +65,8 @@ def book(m, tile, layer=None, wrong=None):
                 wait = 1 + 5 * i + op
             if wrong == "residual_alone" and op == DOWN:
                 wait -= 1
-            need = {"one_is_enough": 1, "own_tiles": count[op], "one_fewer": need - 1}.get(wrong,
-                                                                                         need)
+            need = {"one_is_enough": 1, "own_tiles": count[op], "one_fewer": need - 1,
+                    "no_wait": 0}.get(wrong, need)
             signal = wait if wrong == "signals_what_it_waited_for" else 1 + 5 * i + op
             stage(op, i, n, 1 if op == ATTEND else tile, wait, need, signal)
 
@@ -172,6 +172,7 @@ LIST = {
     "one_is_enough": "it begins when one tile of what it reads is there, and it reads all of them",
     "own_tiles": "it waits for as many signals as its own stage has tiles, not as the stage before",
     "one_fewer": "it begins when all tiles but one are there",
+    "no_wait": "it waits for nothing: a counter is never below 0",
     "own_counter": "it waits for the counter of its own stage, which it will raise itself",
     "residual_alone": "DOWN waits for y, which it adds, and not for `hidden`, which it multiplies",
     "past_the_end": "the last tile of a stage goes past its rows",
@@ -377,6 +378,7 @@ TOO_EARLY = (
                      "it has written: wait, execute, signal. It is one block's alone."),
     ("counters_kept", "In the second step the counters begin where the first one left them, so a "
                       "wait is over too early: they must reach `need` more for each step before."))
+NO_WAIT = "An instruction runs when the counter that it names has reached what it needs."
 UNRAISED = "A block waits for a counter that is never raised: each instruction is some " \
            "block's, and a block begins with its first."
 
@@ -395,6 +397,27 @@ def uneven(program):
         rows += [(op, i, begin, stop, wait, need, signal)
                  for begin, stop in ((0, end - 1), (end - 1, end))]
     return np.array(rows)
+
+
+def test_megakernel_cuda__wait(subject, rng):
+    """One block writes late, and announces it by an instruction after that. Only a kernel without a
+    wait reads too early here: one that signals before it executes does not."""
+    m = SMALL
+    tensors, _ = oracle(tiny(rng, m), rng.integers(0, m.V, 2))
+    late, spare = 5 * m.L + 2, 5 * m.L + 3
+    idle = (PAUSE, 0, 0, 0, 0, 0, spare)
+    program = np.array([(PAUSE, 0, 0, 4 * PAUSES, 0, 0, spare), idle,
+                        (EMBED, 0, 0, m.C, 0, 0, 0), idle,
+                        (PAUSE, 0, 0, 0, 0, 1, late),
+                        (QKV, 0, 0, 1, late, 1, 1), idle, idle])
+    counters = np.zeros(5 * m.L + 4, np.int32)
+    args = arguments(m, tiny(rng, m), program, tensors, counters, 0, 1, 1)
+    with same_report("no_wait", NO_WAIT, kind="race"), \
+            same_report("deadlock", UNRAISED, kind="endless"):
+        launch_step(subject, 2, m, args)
+    assert not np.isnan(tensors.qkv[0, 0]), mistake(
+        "no_wait", f"megakernel_cuda: block 1 reads `x` before block 0 has written it. {NO_WAIT}",
+        NO_WAIT)
 
 
 def test_megakernel_cuda(subject, agree, rng):

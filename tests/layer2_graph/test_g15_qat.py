@@ -335,7 +335,7 @@ def check_codes(agree, one, w, s, absmax, grid, what):
     bytes_of_all = -(-w.numel() // PACKED[grid][0])
     assert tuple(one.codes.shape) == (bytes_of_all,), mistake(
         "packed_otherwise", f"export: codes of {what} have the shape {tuple(one.codes.shape)}, "
-        f"expected ({bytes_of_all},): `pack` must know the range from low to top")
+        f"expected ({bytes_of_all},): give `pack` the grid's low and top")
 
     def ratio(divisor):
         return w.double().unflatten(1, (-1, 32)) / divisor.double()[..., None]
@@ -344,15 +344,15 @@ def check_codes(agree, one, w, s, absmax, grid, what):
         return rule(ratio(divisor)).clamp(low, top).flatten().int().numpy()
 
     agree(unpacked(one.codes.numpy(), grid, w.numel()), over(s.half()), "exact",
-          f"codes of {what}", mistakes={
-              "codes_of_fp32_scales": ("codes are those over the scales before fp16: a kernel "
-                                       "has the rounded ones", over(s)),
-              "codes_of_fresh_scales": ("codes are those over scales from the weights: they "
-                                        "belong to the learned ones", over(absmax)),
+          f"export: codes of {what}", mistakes={
+              "codes_of_fp32_scales": ("codes come from the fp32 scales: a kernel has those in "
+                                       "fp16", over(s)),
+              "codes_of_fresh_scales": ("codes come from scales made of the weights, not the "
+                                        "learned ones", over(absmax)),
               "weights_not_divided": ("codes are the rounded weights, without their scales",
                                       over(torch.ones_like(s))),
-              "clamped_evenly": ("codes are clamped to -top and top: the grid reaches further down "
-                                 "than up, to low", over(s.half(), low=-top)),
+              "clamped_evenly": ("codes are clamped to -top and top: the smallest code is low",
+                                 over(s.half(), low=-top)),
               "cut_off": ("codes are cut off towards 0; the forward pass rounds them",
                           over(s.half(), rule=torch.trunc)),
               "ties_up": ("halfway between two codes the upper one is taken; the forward pass "
@@ -375,7 +375,7 @@ def test_export(subject, agree, rng, grid):
         assert one.scales.dtype == torch.float16, mistake(
             "scales_not_half", f"export: scales of {name} are {one.scales.dtype}, expected fp16")
         absmax = (w.unflatten(1, (-1, 32)).abs().amax(-1) / GRIDS[grid][1]).half().float()
-        agree(one.scales.float(), s.half().float().numpy(), "exact", f"scales of {name}",
+        agree(one.scales.float(), s.half().float().numpy(), "exact", f"export: scales of {name}",
               mistakes={"fresh_scales": ("scales are made from the weights again: those that "
                                          "training has learned are lost", absmax.numpy())})
         check_codes(agree, one, w, s, absmax, grid, f"{name}, {grid}")

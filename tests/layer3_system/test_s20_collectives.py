@@ -78,9 +78,9 @@ def test_predict_ring_bytes(subject):
         "no_number", f"predict_ring_bytes: expected a number, got {got!r:.50}")
     name, why = {
         60: ("equal_pieces", "that cuts 10 numbers into four pieces of 2.5"),
-        120: ("whole_arrays", "with that, rank 0 sends its whole array to each of three"),
+        120: ("whole_arrays", "that sends rank 0's whole array to each other rank"),
         28: ("one_tour", "that leaves out the second tour, which passes the sums on"),
-        80: ("every_piece", "with that, a rank passes on every piece, in both tours"),
+        80: ("every_piece", "that has a rank pass on every piece, in both tours"),
         14: ("numbers", "that counts numbers, not bytes")}.get(
             got, ("other", "which pieces does rank 0 send in each of the two tours?"))
     assert got == 4 * (2 * 10 - cut[0] - cut[1]), because(

@@ -55,7 +55,8 @@ def test_predict_busiest(subject):
     got = subject.predict_busiest()
     assert isinstance(got, (int, float)), mistake(
         "no_number", f"predict_busiest: expected a number, got {got!r:.50}")
-    known = {1.0: ("equal_queries", "all have as many queries, and the last rank's see most keys"),
+    known = {1.0: ("equal_queries", "ranks have equally many queries, but the last rank's see most "
+                                   "keys"),
              4.0: ("last_alone", "the other ranks' bands have keys, too: only rank 0 has few"),
              1.6: ("whole_diagonal", "of the block on the diagonal only half is visible"),
              7.0: ("over_least", "that is over the least busy rank, not over the mean")}
@@ -75,8 +76,9 @@ def test_predict_ring_over_ulysses(subject):
         (G / (H + G), "share_of_ring", "that lets the ring's bytes fall with W, as those of "
                                        "Ulysses do"),
         ((H + G) / (W * G), "turned_round", "that divides Ulysses by the ring"),
-        (2 * W * G / (H + 2 * G), "out_forgotten", "that leaves out the way back of `out`"))
-        if abs(got - wrong) < 1e-6), ("other", "count q, k, v and `out` of one rank, in each way"))
+        (2 * W * G / (H + 2 * G), "out_forgotten", "that leaves out sending `out` back"))
+        if abs(got - wrong) < 1e-6), (
+            "other", "which arrays does each scheme send, and how often?"))
     assert abs(got - want) < 1e-6, because(
         name, f"predict_ring_over_ulysses: {got:g} is not right", why)
 

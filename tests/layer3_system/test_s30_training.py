@@ -34,7 +34,8 @@ def test_predict_bf16_weight(subject):
     assert isinstance(guess, (int, float)), mistake(
         "no_number", f"predict_bf16_weight: expected a number, got {guess!r:.50}")
     name, why = next(((name, f". This is what comes out when {why}") for name, (wrong, why)
-                      in known.items() if abs(guess - wrong) < 0.01), ("", ""))
+                      in known.items() if abs(guess - wrong) < 0.01),
+                     ("other", ": how far below 1 is the next bf16 number?"))
     assert guess == right, mistake(name, f"predict_bf16_weight: {guess} is not right{why}", why)
 
 
