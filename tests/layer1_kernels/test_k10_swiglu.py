@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
+from lab.judge.addresses import FAR, ROWS, in_64_bits
 from lab.judge.adversarial import VALUES, shifted
 from lab.judge.compare import rounded_once
 from lab.judge.mistakes import mistake, same_report
@@ -214,6 +215,15 @@ def test_matmul_swiglu_triton(subject, agree, rng, T, C, F, dtype):
             ("tf32_gate", "for the gate", swiglu(short_gate, up)))}
     agree(got, want, dtype, f"{name}, {T} rows, C = {C}, F = {F}, {dtype}, BT = BF = 16, BC = {BC}",
           at, mistakes)
+
+
+def test_matmul_swiglu_triton__addresses(subject):
+    """Without columns of x, so that only y is touched: tokens 0 to 16, a thread for each number."""
+    import torch
+
+    x, y = torch.zeros(0), torch.zeros(16)
+    in_64_bits(subject, "matmul_swiglu_triton", 1, None, (x, x, y, ROWS, 0, FAR), 16, "y, t · F",
+               BT=32, BF=16, BC=16, GROUP=1, num_warps=16)
 
 
 def of_loop(x, w):
