@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from lab.judge.addresses import FAR, ROWS, in_64_bits
+from lab.judge.addresses import FAR, tiles_in_64_bits
 from lab.judge.adversarial import VALUES, shifted
 from lab.judge.compare import rounded_once
 from lab.judge.mistakes import mistake, same_report
@@ -218,12 +218,12 @@ def test_matmul_swiglu_triton(subject, agree, rng, T, C, F, dtype):
 
 
 def test_matmul_swiglu_triton__addresses(subject):
-    """Without columns of x, so that only y is touched: tokens 0 to 16, a thread for each number."""
+    """x without columns, so that only y is touched."""
     import torch
 
-    x, y = torch.zeros(0), torch.zeros(16)
-    in_64_bits(subject, "matmul_swiglu_triton", 1, None, (x, x, y, ROWS, 0, FAR), 16, "y, t · F",
-               BT=32, BF=16, BC=16, GROUP=1, num_warps=16)
+    x, y = torch.zeros(0), torch.zeros(SHAPE["BF"])
+    tiles_in_64_bits(subject, "matmul_swiglu_triton", (2,), None, (x, x, y, 32, 0, FAR),
+                     "t · F (y)", **SHAPE)
 
 
 def of_loop(x, w):
