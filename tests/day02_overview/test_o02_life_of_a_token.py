@@ -135,6 +135,21 @@ def test_next_token__edges(subject):
             f"{words}"), words)
 
 
+@pytest.mark.parametrize("temperature", [0.02, 1e-4])
+def test_next_token__cold(subject, temperature):
+    logits = np.array([0, temperature])         # probabilities 1 / (1 + e) = 0.269 and 0.731
+    for u, want, name, words in (
+            (0.2, 0, "cold_as_zero", "it takes the largest logit, as if the temperature were 0. "
+             "Only 0 itself is greedy"),
+            (0.33, 1, "raised", "the logits are divided by a larger temperature: is a low one "
+             "raised, or something added to it?")):
+        got = subject.next_token(logits, temperature, u)
+        assert got == want, mistake(name, (
+            f"next_token, temperature {temperature}: of two logits that differ by {temperature}, "
+            f"token 0 owns 0.269 of [0, 1); u = {u} gave token {got}, expected {want}: {words}"),
+            words)
+
+
 def test_next_token__hard(subject, rng):
     """Logits of every kind and many u, one after the other in one process."""
     cases = [("50 logits", rng.standard_normal(50).astype(np.float32))]

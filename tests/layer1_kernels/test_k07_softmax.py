@@ -20,9 +20,11 @@ SIZES = [(3, 127, 64), (3, 127, 128), (3, 1000, 128), (2, 1500, 256), (1, 129, 3
 BLOCKS = [(3, 127, 128, "float16"), (1, 1000, 128, "float32"), (3, 129, 128, "bfloat16"),
           (2, 1500, 512, "float16"), (1, 1, 128, "float32"), (1, 0, 128, "float32")]
                                                                             # R, C, BLOCK, dtype
-DESCRIBED = {"large": "numbers around 10,000", "masked": "rows with some -inf, the last all -inf",
+DESCRIBED = {"large": "numbers around 10,000",
              "around 3000": "numbers around 3000, where exp overflows and fp16 has steps of 2",
              "around -3000": "numbers around -3000, where a maximum that started at 0 would stay 0",
+             "around -30000": "numbers around -30,000, where -1e4 is no stand-in for -inf",
+             "masked": "rows with some -inf, the last all -inf",
              "negative": "negative numbers only", "equal": "rows of equal numbers",
              "uneven": "rows of very different sizes", "not_a_number": "a NaN in the second row",
              "signed_zeros": "0 and -0 among the numbers", "denormal": "numbers of 1e-40"}
@@ -182,6 +184,11 @@ def not_a_number(name, x):
         return {"inf_minus_inf": ("computes -inf minus -inf", nothing),
                 "zeros_for_nan": ("returns zeros for a row of only -inf; NaN is expected, as in "
                                   "torch", np.nan_to_num(oracle(x)))}
+    if (x < -1e4).all():
+        return {"shallow_start": ("lets the maximum start at a number such as -1e4, which is "
+                                  "larger than every number of the row", nothing),
+                "shallow_fill": ("loads a number such as -1e4 for columns beyond the row, which is "
+                                 "larger than every number of the row: load -inf", 0 * x)}
     if (x < -100).all():
         return {"starts_at_zero": ("lets the maximum start at 0, which is larger than every number "
                                    "of the row", nothing)}
@@ -368,16 +375,18 @@ def of_one_empty(a, b, m):
                                  "part's", (m, 0.0))}
 
 
-@pytest.mark.parametrize("shift", [0, 200, -3000])
+@pytest.mark.parametrize("shift", [0, 200, -3000, -30_000])
 def test_merge__drawn(subject, agree, rng, shift):
     """Many pairs, merged in one process: numbers around a value, equal ones, far apart ones."""
     for _ in range(20):
         size, scale = rng.integers(0, 4, 2), 10.0 ** rng.integers(-1, 4)
         parts = [(shift + scale * rng.integers(-4, 5, n)).tolist() for n in size]
         a, b = map(pair, parts)
-        agree(subject.merge(a, b), pair([*parts[0], *parts[1]]), "float64",
-              f"merge({a}, {b}), numbers around {shift}",
-              lambda index: ("the maximum", "the sum")[index[0]])
+        want, empty = pair([*parts[0], *parts[1]]), pair([])
+        agree(subject.merge(a, b), want, "float64", f"merge({a}, {b}), numbers around {shift}",
+              lambda index: ("the maximum", "the sum")[index[0]], {} if want == empty else {
+                  "low_as_empty": ("parts of low numbers are taken for empty ones; only -inf means "
+                                   "that a part is empty", empty)})
 
 
 def test_merge__number_by_number(subject, agree, rng):

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
+from lab.judge.addresses import FAR, tiles_in_64_bits
 from lab.judge.adversarial import VALUES, shifted
 from lab.judge.compare import rounded_once
 from lab.judge.mistakes import mistake, same_report
@@ -215,6 +216,15 @@ def test_matmul_swiglu_triton(subject, agree, rng, T, C, F, dtype):
             ("tf32_gate", "for the gate", swiglu(short_gate, up)))}
     agree(got, want, dtype, f"{name}, {T} rows, C = {C}, F = {F}, {dtype}, BT = BF = 16, BC = {BC}",
           at, mistakes)
+
+
+def test_matmul_swiglu_triton__addresses(subject):
+    """x without columns, so that only y is touched."""
+    import torch
+
+    x, y = torch.zeros(0), torch.zeros(SHAPE["BF"])
+    tiles_in_64_bits(subject, "matmul_swiglu_triton", (2,), None, (x, x, y, 32, 0, FAR),
+                     "t · F (y)", **SHAPE)
 
 
 def of_loop(x, w):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from lab.judge.addresses import FAR, tiles_in_64_bits
 from lab.judge.adversarial import factors
 from lab.judge.mistakes import mistake, same_report
 from lab.judge.pace import numbers
@@ -154,6 +155,12 @@ def test_wmma_warp_cuda__hard(subject, agree, rng):
     agree(c[:, :16], product(a, w[:16]), "float32", "wmma_warp_cuda, the first of 2,049 tiles")
     assert (c[:, 16:] == 7).all(), mistake(
         "outside_tile", "wmma_warp_cuda: a block writes outside its own tile")
+
+
+def test_wmma_warp_cuda__addresses(subject):
+    x, c = np.zeros(32, np.float16), np.zeros(32, np.float32)
+    for what, N, K in (("m · K (a) and of n · K (w)", 32, FAR), ("m · N (c)", FAR, 0)):
+        tiles_in_64_bits(subject, "wmma_warp_cuda", (2, 2), 32, (x, x, c, N, K), what)
 
 
 def right_parts(agree, name, a, w, c, parts):

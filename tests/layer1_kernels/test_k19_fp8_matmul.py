@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from lab.course import ROOT
+from lab.judge.addresses import FAR, tiles_in_64_bits
 from lab.judge.mistakes import mistake, raises, same_report
 from lab.judge.pace import made_by, numbers
 from lab.judge.work import same_work
@@ -317,6 +318,15 @@ def test_fp8_matmul_triton__random(subject, agree, rng):
     case = a, w, a_scales.astype(np.float64), w_scales.astype(np.float64)
     c, _ = run_matmul(subject, *case, group, 32)
     right_product(agree, c, case, group, 32, "float32", "random numbers")
+
+
+def test_fp8_matmul_triton__addresses(subject):
+    import torch
+
+    a, scales, c = e4m3(torch.ones(32, 32)), torch.ones(32), torch.ones(16)
+    tiles_in_64_bits(subject, "fp8_matmul_triton", (2,), None, (
+        a, a, scales, scales, c, 32, FAR, 32, 1), "m · N (c)", GROUP=32, BK=32, capability=89,
+        **TILE)
 
 
 def test_fp8_matmul_triton__work(subject, reference, rng):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lab.judge.addresses import FAR, ROWS, in_64_bits
+from lab.judge.addresses import FAR, ROWS, in_64_bits, tiles_in_64_bits
 from lab.judge.subject import Raised
 from lab.simulator import KernelError, RawKernel
 
@@ -20,7 +20,7 @@ class Plain:
 
     def launch(self, name, grid, block, args):
         try:
-            self.kernel((grid,), block, args)
+            self.kernel(grid if isinstance(grid, tuple) else (grid,), block, args)
         except KernelError as error:
             raise Raised({"type": "KernelError", "text": str(error)}) from None
 
@@ -37,6 +37,23 @@ def test_products_of_32_bits(index, refused):
     if refused:
         with pytest.raises(AssertionError, match="30 threads reach beyond row 0 of c, m · N, "
                                                  "expected 32"):
+            check()
+    else:
+        check()
+
+
+@pytest.mark.parametrize("index, refused", [("size_t", False), ("int", True)])
+def test_tiles_that_begin_with_row_16(index, refused):
+    import numpy as np
+
+    source = SOURCE.replace("threadIdx.x", "(16 * blockIdx.x + threadIdx.x)") % index
+
+    def check():
+        tiles_in_64_bits(Plain(source), "rows", (2,), (16, 2), (np.zeros(2, np.float32), FAR),
+                         "m · N (c)")
+
+    if refused:
+        with pytest.raises(AssertionError, match="Make one factor of m · N .c. a size_t before"):
             check()
     else:
         check()
