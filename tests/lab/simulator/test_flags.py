@@ -42,7 +42,7 @@ NOT_FENCED_SINCE = "this block has read a flag that tells of it, but has not fen
     (True, False, NOT_FENCED_SINCE), (True, True, "")])
 @pytest.mark.parametrize("blocks", [8, 1024])
 def test_threadfence_reduction(qualifier, writer, reader, says, blocks):
-    """The sum and the ticket keep their order if both sides fence. volatile alone orders nothing."""
+    """The sum and the ticket keep their order if both sides fence; volatile orders nothing."""
     x, out = np.ones(64 * blocks, np.float32), np.zeros(1, np.float32)
     launch = run(FENCE_REDUCTION, blocks, 64, x, counted(blocks), out, 64 * blocks, options=(
         f"-DQUALIFIER={qualifier}", f"-DWRITER={'__threadfence();' * writer}",
