@@ -166,7 +166,8 @@ def zero_step(flat: Tensor, gradient: Tensor, state: Adam, lr: float,      # (N,
 
     flat: weights of the whole model, padded; afterwards the new ones, on every rank.
     gradient: of this rank's tokens alone.  state: of this rank's shard.
-    limit: a summed gradient whose norm is above it is scaled down to it
+    limit: a summed gradient whose norm is above it is scaled down to it.  EPS: added to the norm
+        that divides, so that a norm of 0 does no harm
     """
     r = dist.get_rank()
     n = dist.get_world_size()

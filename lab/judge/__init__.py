@@ -25,6 +25,7 @@ conversation  what a test asked and what it got, in the words of a message
 inputs        inputs that a call changed
 blame         whose fault an unexpected exception is
 mocks         machines whose every cost is known, and functions that are watched
+stand_ins     what a learner's code calls them
 adversarial   hard inputs, each kind with its reason
 observer      which of these kinds a grader hands over
 mutants       wrong answers that graders must refuse, and twins that they must accept

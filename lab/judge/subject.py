@@ -10,7 +10,7 @@ A child that dies, hangs or floods raises Stopped here; an exception of the lear
 
 import numpy as np
 
-from lab.judge import inputs, ranks
+from lab.judge import inputs, ranks, stand_ins
 from lab.judge.conversation import call
 from lab.judge.failures import NotStarted, Raised, Stopped
 from lab.judge.launched import Launched
@@ -96,7 +96,13 @@ class Subject:
 
     def make(self, path, *args, **kwargs):
         """A mock of the course, `module:Class`, built beside the code under test."""
+        stand_ins.name(kwargs)
+        stand_ins.name_fields(args)
+        if path == "builtins:setattr":
+            stand_ins.name({args[1]: args[2]})
         result = self._ask("make", path, list(args), kwargs)
+        if isinstance(result, Remote) and stand_ins.is_one(path):
+            result._given = result._label = stand_ins.UNNAMED
         self.calls.append(call(path.rpartition(":")[2], args, kwargs, result))
         return result
 
@@ -154,7 +160,7 @@ class Subject:
 
     def _get(self, owner, name):
         value = self._ask("get", owner, name)
-        label = name if owner is None else f"{owner._type}.{name}"
+        label = name if owner is None else stand_ins.attribute(owner, name)
         if isinstance(value, Remote):
             value._name, value._label = name if owner is None else None, label
         else:
@@ -166,6 +172,7 @@ class Subject:
             return self._reference()._seconds(name, args, kwargs)
 
         self._observe(name or f"a {function._type}", [list(args), kwargs])
+        self._name_stand_ins(function, args, kwargs)
         shared = contains_handle([list(args), kwargs])  # the reference's process has no such object
         slow = again if self._reference is not None and name and not shared else None
         result, changed, edited = parts(
@@ -181,6 +188,15 @@ class Subject:
             if may_be_kept(result):
                 self.values[name] = result
         return result
+
+    def _name_stand_ins(self, function, args, kwargs):
+        """Name what the test hands over as the function that gets it does."""
+        stand_ins.name(kwargs)
+        stand_ins.name_fields(args)
+        if any(map(stand_ins.nameless, args)):
+            parameters = self._ask("make", "lab.judge.stand_ins:parameters", [function], {})
+            if type(parameters) is list and all(type(own) is str for own in parameters):
+                stand_ins.name(dict(zip(parameters, args, strict=False)))
 
     def _ask(self, what, *values, slow=None):
         try:
@@ -302,6 +318,7 @@ class Remote:
     def __init__(self, subject, number, kind):
         self._subject, self._id, self._type = subject, number, kind
         self._name, self._label = None, f"an object of type {kind}"
+        self._given = None              # the learner's name for a stand-in, see stand_ins.py
 
     def __getattr__(self, name):
         if name.startswith("__"):

@@ -52,6 +52,7 @@ accesses        what it knows of one instruction's accesses, and how it judges t
 ordering        the race detector's clock
 stamps          when something happened and which lane did it, in one number
 flags           which block has seen which flag: what orders two blocks
+hearsay         what a block relies on because it has seen a flag, fenced or not
 cells           what the race detector knows of one memory
 taint           uninitialised values: where they come from and go
 undefined       undefined bits

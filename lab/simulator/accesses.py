@@ -5,7 +5,8 @@ from functools import cached_property
 
 import numpy as np
 
-from .flags import is_plain, is_strong
+from .flags import is_atomic, is_plain, is_strong
+from .hearsay import is_volatile
 from .lanes import WARP
 from .stamps import (
     ATOMIC,
@@ -121,11 +122,13 @@ class Access:
         same, other = self.order.met_at_named(stamps, self.numbers[lanes])
         handshake = self.order.handshake(stamps, self.numbers[lanes])
         excused |= same | (doubtful & handshake & self.between_blocks)
+        relied = self.relied_on(lanes, last, mine, theirs)
+        excused &= ~relied
         if self.between_blocks and not excused.all():
             left = np.flatnonzero(~excused)
             excused[left] = self.order.flags.ordered(stamps[left], self.numbers[lanes[left]])
         shuffled = self.order.met_at_shuffle(stamps, self.numbers[lanes])
-        doubtful |= other | handshake | shuffled
+        doubtful |= other | handshake | shuffled | relied
         excused |= self.copied(lanes, stamps, ~excused & (apart >> BLOCK_SHIFT == 0), mine, theirs,
                                cell)
         self.tell(lanes[~excused & ~doubtful], lanes[~excused & doubtful], last, lanes[shuffled],
@@ -200,6 +203,9 @@ class SharedAccess(Access):
     def copied(self, *_):
         return False
 
+    def relied_on(self, lanes, *_):
+        return np.zeros(len(lanes), bool)
+
     @property
     def cell(self):
         return self.shadow.cell
@@ -266,6 +272,24 @@ class GlobalAccess(Access):
         else:
             copies.written(self, lanes[within], cell)
         return within
+
+    def relied_on(self, lanes, last, mine, theirs):
+        """Do these lanes read volatile data because a flag was raised, see hearsay.py? (k,)"""
+        hearsay = self.order.flags.hearsay
+        if not hearsay or (mine, theirs) != ("read", "written"):
+            return np.zeros(len(lanes), bool)
+        return np.array([self.volatile_with(last[i]) and hearsay.told(
+            int(last[i]), int(self.numbers[i]), self.flags_of(i)) for i in lanes.tolist()])
+
+    def volatile_with(self, stamp):
+        writer = self.order.inst(stamp)
+        return not is_atomic(writer) and (is_volatile(writer) or is_volatile(self.inst))
+
+    def flags_of(self, i):
+        """As which flags hearsay.py would know what this lane accesses."""
+        first = int(self.first_place[i])
+        return [(id(self.segment.cells.told), first + k)
+                for k in range(max(1, self.size // self.cell))]
 
     def again(self):
         """The same access without what has been worked out about it."""

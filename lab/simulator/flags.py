@@ -68,6 +68,7 @@ class Flags:
         self.read = {}          # {lane: {flag: View}}: what flags told it, since its last fence
         self.at_fence = {}      # {lane: View}, at its last fence; its stamp then, and those of its
         self.fences = np.zeros((3, len(order.who)), np.int64)       # warp's and block's barriers
+        self.hearsay = None     # a Hearsay, where the kernel has volatile data
 
     # ---- events
 
@@ -97,17 +98,23 @@ class Flags:
 
     def load(self, told, lanes, places, modifiers):
         """These lanes read flags. told: {place: View} of the array"""
+        if self.hearsay:
+            self.hearsay.note(told, lanes, places, True, False)
         if told and "cta" not in modifiers:
             for i in np.flatnonzero(np.isin(places, list(told))):
                 self.see(int(lanes[i]), int(places[i]), told, modifiers)
 
     def store(self, told, lanes, places, modifiers):
         """These lanes overwrite flags."""
+        if self.hearsay:
+            self.hearsay.note(told, lanes, places, False, True)
         for i in self.of_interest(told, lanes, places, modifiers):
             told[int(places[i])] = self.message(int(lanes[i]), modifiers)
 
     def atomic(self, told, lanes, places, modifiers):
         """These lanes change flags, one after the other."""
+        if self.hearsay:
+            self.hearsay.note(told, lanes, places, True, True)
         for i in self.of_interest(told, lanes, places, modifiers):
             lane, place = int(lanes[i]), int(places[i])
             before = told.get(place)

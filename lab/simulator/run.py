@@ -9,6 +9,7 @@ import numpy as np
 from .counts import Counts
 from .errors import KernelError, Unsupported
 from .grid_sync import GridWorkspace
+from .hearsay import Hearsay, has_volatile
 from .lanes import WARP
 from .memory import CODE_WINDOW, SEGMENT_SHIFT, AddressSpace, Segment
 from .ordering import Order
@@ -124,6 +125,7 @@ class Run:
         plan = list(self.plan(blocks))
         lanes = -(-self.threads // WARP) * WARP
         order = Order(sum(last - first for first, last, checked in plan if checked), lanes)
+        order.flags.hearsay = Hearsay(order) if has_volatile(self.module) else None
         with np.errstate(all="ignore"):
             for first, last, checked in plan:
                 wave = Wave(self, np.arange(first, last), self.kernel)

@@ -1,6 +1,7 @@
 """What an exercise needs stands in the notebook before it: names, and how they are called."""
 
 import ast
+import builtins
 import json
 import re
 import textwrap
@@ -46,6 +47,25 @@ def attributes(text):
     return names, calls
 
 
+def plain_names(text):
+    """Names that an answer reads and does not make: those of its own file or of another of the
+    course. The libraries' usual names are left out."""
+    made = set(dir(builtins))
+    read = set()
+    for node in ast.walk(ast.parse(textwrap.dedent(text))):
+        if isinstance(node, ast.Name):
+            (read if isinstance(node.ctx, ast.Load) else made).add(node.id)
+        elif isinstance(node, ast.arg):
+            made.add(node.arg)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            made.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            made |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar):
+            made.add(node.name)
+    return read - made - LIBRARIES
+
+
 def shown(lesson, name):
     """The notebook's text up to the cell of an exercise."""
     parts = []
@@ -59,9 +79,12 @@ def shown(lesson, name):
 @pytest.mark.parametrize("lesson, name", list(exercises()))
 def test_what_an_answer_needs_is_in_the_notebook_before_it(lesson, name):
     text = shown(lesson, name)
-    names, calls = attributes(stub.extract(lesson.sources["python"], name, "python"))
+    answer = stub.extract(lesson.sources["python"], name, "python")
+    names, calls = attributes(answer)
     words = set(re.findall(r"\w+", text))
-    assert names <= words
+    assert names <= words, f"not shown: {names - words}"
+    unnamed = plain_names(answer) - words
+    assert not unnamed, f"neither defined in the answer nor shown: {unnamed}"
     # with its arguments, or as a field that holds a function
     unseen = {call for call in calls if not re.search(rf"\b{call}(\(|: )", text)}
     assert not unseen, f"their arguments are not shown: {unseen}"

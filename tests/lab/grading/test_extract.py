@@ -369,6 +369,21 @@ def test_a_percent_sign_that_is_python_stays():
     assert got(made, "merge") == code(text, "merge") and not notes
 
 
+def test_a_percent_sign_beside_a_magic_stays_too():
+    """The cell is no Python as it stands, so it is for IPython to say which line is its own."""
+    lesson = course.find("r01_roofline")
+    own = stub.extract(lesson.sources["python"], "count_add", "python")
+    odd = own.replace("    moved = 3 * n * itemsize ", "    moved = (\n(3 * n * itemsize + 2**80)\n"
+                      "% 2**80\n)")
+    assert odd != own
+    cells = [stub.extract(lesson.sources["python"], e.name, "python") for e in lesson.exercises]
+    cells[cells.index(own)] = "%matplotlib inline\n" + odd
+    made, notes = of(("hw.ipynb", cells), lesson=lesson)
+    names = [e.name for e in lesson.exercises]
+    assert {v.verdict for v in check.grade(lesson, made, names)} == {"pass"}
+    assert [note.partition(": ")[2] for note in notes] == ["left out %matplotlib inline"]
+
+
 def test_a_cell_under_time_defines_and_one_under_bash_does_not():
     assert got(of(("hw.ipynb", ["%%time\n" + MERGE]))[0], "merge")
     assert not got(of(("hw.ipynb", ["%%timeit\n" + MERGE]))[0], "merge")      # it keeps no name

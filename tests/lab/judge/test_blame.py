@@ -156,6 +156,34 @@ def test_what_the_reference_raises_is_not_told_as_the_learners_line(graded):
     assert verdict.message.startswith("count_add(1000, 2) returned ([1],), expected (1000, 6000)")
 
 
+HANDED_OVER = {
+    "by its place": "subject.count_add(watched, 2)",
+    "by its name": "subject.count_add(n=watched, itemsize=2)",
+    "as a field": "subject.count_add(subject.make('types:SimpleNamespace', n=watched), 2)",
+    "as a field that is set": "subject.make('builtins:setattr', box := subject.make("
+                              "'types:SimpleNamespace'), 'n', watched)\nsubject.count_add(box, 2)",
+    "in a dict": "subject.count_add({'n': watched}, 2)"}
+
+
+@pytest.mark.parametrize("how", HANDED_OVER)
+def test_what_a_test_hands_over_is_named_as_the_learners_code_names_it(graded, how):
+    """Not by the class of the mock, of which no lesson speaks."""
+    body = (f"watched = subject.make('lab.judge.mocks:Watched', None, 3)\n{HANDED_OVER[how]}\n"
+            "assert watched.calls[0][0] + 1\n")
+    value = "(n['n'] if type(n) is dict else getattr(n, 'n', n))(None)"
+    verdict = graded(body, value, answered=False)
+    assert verdict.verdict == "fail", verdict
+    assert verdict.message == "n.calls returned [[None]]", verdict
+
+
+def test_a_stand_in_that_no_parameter_names_has_no_name_of_a_class(graded):
+    verdict = graded("watched = subject.make('lab.judge.mocks:Watched', None, 3)\n"
+                     "subject.count_add([watched], 2)\nint(watched.calls[0] + 1)\n",
+                     "n[0](None)", answered=False)
+    assert "Watched" not in verdict.message
+    assert "calls of what the test hands over" in verdict.message
+
+
 @pytest.mark.parametrize("value", ["None", "10**400", "object()"])
 def test_a_prediction_is_not_given_away(value):
     """It may be retried: an odd answer must not reveal the right one."""

@@ -122,6 +122,20 @@ def test_none_makes_one_think_of_return():
                                           "    return None if pitch == 32 else pitch\n")
 
 
+def test_none_that_was_meant_is_no_missing_return():
+    """None is an answer of largest_group: that no group will do."""
+    lesson, exercise = course.find_exercise("largest_group")
+    own = stub.extract(lesson.sources["python"], exercise.name, "python")
+    wrong = own.replace("return group", "return None if group == 1024 else group")
+    assert wrong != own
+    text = stub.splice(lesson.sources["python"], wrong, "python").text
+    sources = lesson.sources | {"python": text}
+    verdict, *_ = forked.grade(lesson, Candidate(sources, dict.fromkeys(sources, "mine")),
+                               [exercise.name])
+    assert "got no group, expected 1024" in verdict.message, verdict
+    assert "Is a `return`" not in verdict.message
+
+
 @pytest.mark.parametrize("body, says, line", [
     ("    p = p @ p\n    return p, p\n", "tl.dot multiplies tiles", "p = p @ p"),
     ("    import math\n    return p, p\n", "unsupported AST node type: Import", "import math"),

@@ -6,7 +6,7 @@ import pytest
 from .conftest import counted, ints, race, run
 
 FENCE_REDUCTION = """__device__ unsigned int done = 0;
-extern "C" __global__ void k(const float* x, volatile float* part, float* out, int n) {
+extern "C" __global__ void k(const float* x, QUALIFIER float* part, float* out, int n) {
     __shared__ float s[64];
     __shared__ bool last;
     int t = threadIdx.x;
@@ -18,8 +18,9 @@ extern "C" __global__ void k(const float* x, volatile float* part, float* out, i
     }
     if (t == 0) {
         part[blockIdx.x] = s[0];
-        __threadfence();
+        WRITER
         last = atomicInc(&done, gridDim.x - 1) == gridDim.x - 1;
+        READER
     }
     __syncthreads();
     if (last && t == 0) {
@@ -30,15 +31,56 @@ extern "C" __global__ void k(const float* x, volatile float* part, float* out, i
 }"""
 
 
-@pytest.mark.parametrize("qualifier", ["volatile ", ""])
+BEFORE_ITS_FENCE = "a flag tells only what a thread did before its last fence"
+NO_FLAG_TELLS = "no flag that this block has read tells of it"
+NOT_FENCED_SINCE = "this block has read a flag that tells of it, but has not fenced since"
+
+
+@pytest.mark.parametrize("qualifier", ["volatile", ""])
+@pytest.mark.parametrize("writer, reader, says", [
+    (False, False, BEFORE_ITS_FENCE), (False, True, NO_FLAG_TELLS),
+    (True, False, NOT_FENCED_SINCE), (True, True, "")])
 @pytest.mark.parametrize("blocks", [8, 1024])
-def test_threadfence_reduction(qualifier, blocks):
+def test_threadfence_reduction(qualifier, writer, reader, says, blocks):
+    """The sum and the ticket keep their order if both sides fence; volatile orders nothing."""
     x, out = np.ones(64 * blocks, np.float32), np.zeros(1, np.float32)
-    launch = run(FENCE_REDUCTION.replace("volatile ", qualifier), blocks, 64, x, counted(blocks),
-                 out, 64 * blocks)
+    launch = run(FENCE_REDUCTION, blocks, 64, x, counted(blocks), out, 64 * blocks, options=(
+        f"-DQUALIFIER={qualifier}", f"-DWRITER={'__threadfence();' * writer}",
+        f"-DREADER={'__threadfence();' * reader}"))
     assert out[0] == x.sum()
-    assert all("ordering not proven" in w for w in launch.warnings)
-    assert bool(launch.warnings) != bool(qualifier)
+    assert bool(launch.warnings) == bool(says)
+    assert all("ordering not proven" in w and says in w for w in launch.warnings)
+
+
+VOLATILE_FLAG = """extern "C" __global__ void k(volatile int* flag, volatile float* x, float* y) {
+    int t = threadIdx.x;
+    if (blockIdx.x == 0) {
+        x[t] = 7;
+        __syncthreads();
+        if (t == 0) { WRITER flag[0] = 1; flag[0] = 2; }
+    } else {
+        if (t == 0) { while (flag[0] == 0); while (flag[0] != 2); READER }
+        __syncthreads();
+        y[t] = WHAT;
+    }
+}"""
+
+
+@pytest.mark.parametrize("writer, reader, says", [
+    (False, False, BEFORE_ITS_FENCE), (False, True, BEFORE_ITS_FENCE),
+    (True, False, NOT_FENCED_SINCE), (True, True, "")])
+def test_volatile_data_and_a_volatile_flag(writer, reader, says):
+    """Other threads than the two at the flag: the barriers carry it to them and from them."""
+    fences = f"-DWRITER={'__threadfence();' * writer}", f"-DREADER={'__threadfence();' * reader}"
+    y = counted(64)
+    launch = run(VOLATILE_FLAG, 2, 64, ints(1), counted(64), y,
+                 options=(*fences, "-DWHAT=x[63 - t]"))
+    assert (y == 7).all()
+    assert bool(launch.warnings) == bool(says)
+    assert all("ordering not proven" in w and says in w for w in launch.warnings)
+    again = run(VOLATILE_FLAG, 2, 64, ints(1), counted(64), counted(64),
+                options=(*fences, "-DWHAT=flag[0]"))
+    assert again.warnings == []                 # who looks again at the flag relies on no order
 
 
 LOOK_BACK = """struct Status { int flag; float value; };

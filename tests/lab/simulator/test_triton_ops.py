@@ -371,6 +371,32 @@ def test_a_lock_lets_one_program_in_at_a_time(sem, scope):
 
 
 @triton.jit
+def count_kernel(count, lock, TAKE: tl.constexpr, GIVE: tl.constexpr, VOLATILE: tl.constexpr):
+    while tl.atomic_cas(lock, 0, 1, sem=TAKE) != 0:
+        pass
+    tl.store(count, tl.load(count, volatile=VOLATILE) + 1)
+    tl.debug_barrier()
+    tl.atomic_xchg(lock, 0, sem=GIVE)
+
+
+@pytest.mark.parametrize("take, give, says", [
+    ("relaxed", "relaxed", "a flag tells only what a thread did before its last fence"),
+    ("acquire", "relaxed", "a flag tells only what a thread did before its last fence"),
+    ("relaxed", "release", "this block has read a flag that tells of it, but has not fenced since"),
+    ("acquire", "release", ""), ("acq_rel", "acq_rel", "")])
+@pytest.mark.parametrize("volatile", [False, True])
+def test_a_lock_orders_what_is_done_within(take, give, says, volatile):
+    """Both what is read and what is written: taken with acquire, given back with release."""
+    count, lock = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    with simulator.trace() as trace:
+        count_kernel[(8,)](count, lock, take, give, volatile, num_warps=1)
+    warnings = trace.launches[0].warnings
+    assert count.item() == 8
+    assert all("ordering not proven" in w and says in w for w in warnings)
+    assert ["is read here" in w for w in warnings] == ([True, False] if says else [])
+
+
+@triton.jit
 def choose_kernel(a, b, out, which):
     """The compiler chooses between the places of the two parameters, and loads one of them."""
     i = tl.arange(0, 32)
