@@ -306,7 +306,6 @@ def two_passes(numbers, blocks):
     numbers: a multiple of `blocks`
     """
     import matplotlib.pyplot as plt
-    from matplotlib.patches import Rectangle
 
     share = len(numbers) // blocks
     sums = [sum(numbers[b * share:(b + 1) * share]) for b in range(blocks)]
@@ -316,10 +315,7 @@ def two_passes(numbers, blocks):
     for row, places, values in ((0, [t + 0.5 for t in range(len(numbers))], numbers),
                                 (1, middles, sums), (2, [centre], [sum(sums)])):
         for place, value in zip(places, values, strict=True):
-            axes.add_patch(Rectangle((place - 0.46, row), 0.92, 0.5, ec="#d0d7de", zorder=3,
-                                     fc=BLUE if row else "#d0d7de"))
-            axes.text(place, row + 0.26, value, ha="center", va="center", fontsize=9, zorder=4,
-                      color="white" if row else INK)
+            cell(axes, place, row, value)
     for b, middle in enumerate(middles):
         below = [b * share + 0.5 + t for t in range(share)]
         for place, end, row in [*((place, middle, 1) for place in below), (middle, centre, 2)]:
@@ -332,3 +328,13 @@ def two_passes(numbers, blocks):
     axes.tick_params(length=0, labelsize=9)
     axes.spines[:].set_visible(False)
     return closed(figure)
+
+
+def cell(axes, place, row, value):
+    """A number in a box that is centred at `place`: grey in row 0, blue below it."""
+    from matplotlib.patches import Rectangle
+
+    axes.add_patch(Rectangle((place - 0.46, row), 0.92, 0.5, ec="#d0d7de", zorder=3,
+                             fc=BLUE if row else "#d0d7de"))
+    axes.text(place, row + 0.26, value, ha="center", va="center", fontsize=9, zorder=4,
+              color="white" if row else INK)
