@@ -94,3 +94,49 @@ def merge_parts(parts, lse):                        # (splits, …, D), (splits,
     lse = lse.double().numpy()
     weights = np.exp2(lse - lse.max(0))[..., None]
     return (parts.double().numpy() * weights).sum(0) / weights.sum(0)
+
+
+def with_more(parts, lse):
+    """What comes out in fp32 when splits, up to a power of two, have an lse of 0 and no part. Where
+    all of lse is far below -1e4, an lse of -1e4 gives the same."""
+    more = (1 << (len(parts) - 1).bit_length()) - len(parts)
+    return merge_parts(*(torch.cat([x, torch.zeros(more, *x.shape[1:])])
+                         for x in (parts, lse))).astype(np.float32)
+
+
+def merge_mistakes(parts, lse, want, kind):
+    """{id: (sentence, what it gives)} of merge_triton."""
+    x, sums = parts.double().numpy(), lse.double().numpy()
+    splits, rows, D = x.shape
+    natural = np.exp(sums - sums.max(0))[..., None]
+    plain = np.exp2(sums - sums.max(0))[..., None]
+    name, why = ("some_lse", "the lse of one particular part is subtracted, not the largest") \
+        if "above" in kind else ("overflow", "exp2(lse) or exp2(largest - lse) overflows: a weight "
+                                 "is exp2(lse - largest)") if sums.max() > 128 else (
+            "from_0", "the largest lse starts at 0, so weights are 0 where all are far below 0") \
+        if sums.max() > -1e4 else (
+            "shallow_start", "the largest lse starts at a number such as -1e4; all are below it")
+    fill = ("more_splits", "splits that do not exist get a weight: load -inf for them, not 0") \
+        if sums.max() > -1e4 else (
+            "shallow_fill", "splits that do not exist get an lse such as -1e4, which that of a "
+                            "part may be below: load -inf")
+    turned = parts.reshape(rows, splits, D).transpose(0, 1), lse.reshape(rows, splits).T
+    return {
+        "one_row": ("only the first row is written",
+                    np.where(np.arange(rows)[:, None] == 0, want, 7)),
+        name: (why, np.full_like(want, np.nan)),
+        fill[0]: (fill[1], with_more(parts, lse)),
+        "rows_first": ("parts and lse are read as (rows, splits, ...)", merge_parts(*turned)),
+        "short": ("the parts are rounded to 16 bits", merge_parts(parts.bfloat16(), lse)),
+        "mean": ("the parts are averaged without weights", x.mean(0)),
+        "sum": ("the parts are added without weights", x.sum(0)),
+        "by_splits": ("the weighted sum is divided by the number of splits",
+                      (x * plain).sum(0) / splits),
+        "first_part": ("only the first part is used", x[0]),
+        "no_division": ("the weights do not add up to 1: divide by their sum", (x * plain).sum(0)),
+        "natural": ("lse is in base 2, but exp is used instead of exp2",
+                    (x * natural).sum(0) / natural.sum(0)),
+        "lse_as_weight": ("the weights are lse itself instead of exp2 of it",
+                          (x * sums[..., None]).sum(0) / sums[..., None].sum(0)),
+        "best_part": ("only the part with the largest sum is used",
+                      np.take_along_axis(x, sums.argmax(0)[None, :, None], 0)[0])}

@@ -10,6 +10,7 @@ import torch
 
 from lab.judge.addresses import in_64_bits
 from lab.judge.adversarial import VALUES, WORDS, shifted
+from lab.judge.compare import rounded_once
 from lab.judge.mistakes import mistake, same_report
 from lab.judge.pace import made_by
 from lab.judge.subject import Raised
@@ -17,6 +18,7 @@ from lab.judge.work import same_work
 from tests.layer1_kernels.oracle_k14_paged_attention import (
     attention,
     batch,
+    merge_mistakes,
     merge_parts,
     rows_of,
     store_rows,
@@ -470,7 +472,7 @@ def test_merge_triton(subject, agree, rng, splits, rows, D, dtype):
 def test_merge_triton__hard(subject, agree, rng):
     for kind, make in HARD.items():
         parts = torch.from_numpy(make(rng, (9 * 4, 17)).reshape(9, 4, 17))
-        for by in (-200, -3000, 0):
+        for by in (-200, -3000, 0, -30_000):
             lse = torch.from_numpy(shifted(rng, (9, 4), by))
             right_merge(subject, agree, parts, lse, "float32",
                         f", {WORDS.get(kind, kind)} in parts, lse around {by}")
@@ -485,46 +487,6 @@ def test_merge_triton__addresses(subject):
     parts, lse, out = (torch.zeros(1) for _ in range(3))
     in_64_bits(subject, "merge_triton", 1, None, (parts, lse, out, 2**28, 17), 1, "lse, i · rows",
                D=1, BS=32, BD=1, num_warps=1)
-
-
-def with_more(parts, lse):
-    """What comes out in fp32 when splits, up to a power of two, have an lse of 0 and no part."""
-    more = (1 << (len(parts) - 1).bit_length()) - len(parts)
-    return merge_parts(*(torch.cat([x, torch.zeros(more, *x.shape[1:])])
-                         for x in (parts, lse))).astype(np.float32)
-
-
-def merge_mistakes(parts, lse, want, kind):
-    """{id: (sentence, what it gives)} of merge_triton."""
-    x, sums = parts.double().numpy(), lse.double().numpy()
-    splits, rows, D = x.shape
-    natural = np.exp(sums - sums.max(0))[..., None]
-    plain = np.exp2(sums - sums.max(0))[..., None]
-    name, why = ("some_lse", "the lse of one particular part is subtracted, not the largest") \
-        if "above" in kind else ("overflow", "exp2(lse) or exp2(largest - lse) overflows: a weight "
-                                 "is exp2(lse - largest)") if sums.max() > 128 else (
-            "from_0", "the largest lse starts at 0, so all weights are 0 where lse is far below 0")
-    turned = parts.reshape(rows, splits, D).transpose(0, 1), lse.reshape(rows, splits).T
-    return {
-        "one_row": ("only the first row is written",
-                    np.where(np.arange(rows)[:, None] == 0, want, 7)),
-        name: (why, np.full_like(want, np.nan)),
-        "more_splits": ("splits that do not exist get a weight: load -inf for them, not 0",
-                        with_more(parts, lse)),
-        "rows_first": ("parts and lse are read as (rows, splits, ...)", merge_parts(*turned)),
-        "short": ("the parts are rounded to 16 bits", merge_parts(parts.bfloat16(), lse)),
-        "mean": ("the parts are averaged without weights", x.mean(0)),
-        "sum": ("the parts are added without weights", x.sum(0)),
-        "by_splits": ("the weighted sum is divided by the number of splits",
-                      (x * plain).sum(0) / splits),
-        "first_part": ("only the first part is used", x[0]),
-        "no_division": ("the weights do not add up to 1: divide by their sum", (x * plain).sum(0)),
-        "natural": ("lse is in base 2, but exp is used instead of exp2",
-                    (x * natural).sum(0) / natural.sum(0)),
-        "lse_as_weight": ("the weights are lse itself instead of exp2 of it",
-                          (x * sums[..., None]).sum(0) / sums[..., None].sum(0)),
-        "best_part": ("only the part with the largest sum is used",
-                      np.take_along_axis(x, sums.argmax(0)[None, :, None], 0)[0])}
 
 
 @np.errstate(all="ignore")
@@ -542,6 +504,15 @@ def right_merge(subject, agree, parts, lse, dtype, kind=""):
         agree(out[one], want[one], dtype, f"row {r} of {rows}, of {splits} parts{kind}",
               lambda i: f"column {i[1]}",
               {name: (why, answer[one]) for name, (why, answer) in mistakes.items()})
+
+
+def test_merge_triton__rounded_once(subject, rng):
+    """Weights of one size, so that the digits of each count."""
+    parts = torch.from_numpy(rng.standard_normal((5, 12, 64), np.float32))
+    lse = torch.from_numpy(rng.standard_normal((5, 12), np.float32))
+    for dtype in ("float16", "bfloat16"):
+        rounded_once(merge(subject, parts, lse, dtype)[0], merge_parts(parts, lse), "merge_triton",
+                     f"12 rows of 64 {dtype}, of 5 parts")
 
 
 def test_merge_triton__work(subject, reference, rng):
