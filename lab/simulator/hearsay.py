@@ -11,6 +11,8 @@ block has seen it, fenced or not. flags.py knows what the fences have ordered.
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
+
 from .lanes import WARP
 from .stamps import BLOCK_SHIFT, LANE, WARP_SHIFT, WHO, WHO_BITS
 
@@ -35,31 +37,68 @@ class Raising(NamedTuple):
         return before > stamp
 
 
+class Event(NamedTuple):
+    """An instruction that looks at flags, or raises them, or both. An entry a lane, in order"""
+
+    told: int           # id of the flags' array
+    lanes: np.ndarray
+    places: np.ndarray
+    reads: bool
+    moment: int
+    barriers: tuple     # two arrays of stamps, as in Raising, if it raises flags
+
+
 class Hearsay:
-    """Who raised the flags of one launch, and who saw them. A flag: (id of its array, place)."""
+    """Who raised the flags of one launch, and who saw them. A flag: (id of its array, place).
+
+    Instructions are noted whole, and taken apart when somebody asks: most programs never do.
+    """
 
     def __init__(self, order):
         self.order = order
         self.turns = 0
         self.raised = {}        # {flag: {block: [Raising]}}
         self.seen = {}          # {block: {flag: turn}}, the last time
+        self.forget()
+
+    def forget(self):
+        self.events = []        # that have not been taken apart
+        self.numbers = {}       # {what an instruction does: its place in events, the last time}
+        self.looked = self.wrote = -1       # the last place of a read, and of a write
 
     def note(self, told, lanes, places, reads, writes):
-        """These lanes look at flags or raise them, or both, one after the other."""
-        for lane, place in zip(lanes.tolist(), places.tolist(), strict=True):
-            flag = id(told), place
-            self.turns += 1
-            if reads and flag in self.raised:
-                self.seen.setdefault(lane // self.order.threads, {})[flag] = self.turns
-            if writes:
-                self.raised.setdefault(flag, {}).setdefault(
-                    lane // self.order.threads, []).append(self.raising(lane))
-
-    def raising(self, lane):
+        """These lanes look at flags or raise them, or both."""
+        key = id(told), reads, writes, lanes.tobytes(), places.tobytes()
+        last = self.numbers.get(key, -1)
+        if not writes and last > self.wrote:
+            return                                      # a spinning wait: there is nothing new
         order = self.order
+        barriers = (order.warp_barrier[lanes], order.block_barrier[lanes]) if writes else ()
         moment = len(order.history) - 1 << WHO_BITS
-        return Raising(self.turns, int(order.who[lane]), moment, int(order.warp_barrier[lane]),
-                       int(order.block_barrier[lane]))
+        event = Event(id(told), lanes, places, reads, moment, barriers)
+        if not reads and last > self.looked:
+            self.events[last] = event                   # none has looked at the one before
+            return
+        self.numbers[key] = len(self.events)
+        if reads:
+            self.looked = len(self.events)
+        if writes:
+            self.wrote = len(self.events)
+        self.events.append(event)
+
+    def take_apart(self):
+        for event in self.events:
+            for i, lane in enumerate(event.lanes.tolist()):         # one after the other
+                self.turns += 1
+                block = lane // self.order.threads
+                flag = event.told, int(event.places[i])
+                if event.reads and flag in self.raised:
+                    self.seen.setdefault(block, {})[flag] = self.turns
+                if event.barriers:
+                    stamps = (int(barrier[i]) for barrier in event.barriers)
+                    self.raised.setdefault(flag, {}).setdefault(block, []).append(
+                        Raising(self.turns, int(self.order.who[lane]), event.moment, *stamps))
+        self.forget()
 
     def told(self, stamp, lane, own):
         """Has this lane's block seen a flag, other than the places `own` of this access, that was
@@ -67,6 +106,7 @@ class Hearsay:
         other = (stamp & WHO) >> BLOCK_SHIFT
         if other == lane // self.order.threads:
             return False
+        self.take_apart()
         for flag, turn in self.seen.get(lane // self.order.threads, {}).items():
             if flag not in own and any(raising.turn < turn and raising.follows(stamp)
                                        for raising in self.raised[flag].get(other, ())):

@@ -3,6 +3,9 @@
 import numpy as np
 import pytest
 
+from lab.simulator.hearsay import Hearsay
+from lab.simulator.ordering import Order
+
 from .conftest import counted, ints, race, run
 
 FENCE_REDUCTION = """__device__ unsigned int done = 0;
@@ -314,3 +317,18 @@ def test_a_lock_in_shared_memory_is_a_warning():
     }
 }""", 1, 64, y)
     assert y[1] == 7 and any("ordering not proven" in w for w in launch.warnings)
+
+
+def test_what_goes_round_is_noted_once():
+    """A wait that spins and a loop of stores keep nothing for each round, but a store that somebody
+    may have seen stays beside the next one."""
+    notes, told, lanes = Hearsay(Order(2, 32)), {}, np.arange(4)
+    for _ in range(100):
+        notes.note(told, lanes, lanes, reads=False, writes=True)
+    assert len(notes.events) == 1
+    for _ in range(100):
+        notes.note(told, lanes + 32, lanes, reads=True, writes=False)
+    assert len(notes.events) == 2
+    notes.note(told, lanes, lanes, reads=False, writes=True)
+    notes.note(told, lanes + 32, lanes, reads=True, writes=False)
+    assert len(notes.events) == 4
