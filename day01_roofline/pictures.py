@@ -127,8 +127,9 @@ def orders(strips, factors):
 
 
 def code_fields(formats, code):
-    """The bits of some formats, a row each: sign, exponent field, mantissa field. In the first row
-    stand the bits of a code, its fields as integers, and the normal number that it means.
+    """The bits of some formats, a row each: sign, exponent field, mantissa field.
+    In the first row stand the bits of a code, its fields as integers, and the normal number that
+    it means.
 
     formats: {name: Float of r04}
     """

@@ -120,7 +120,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Job:
-    """Prepared work, and its counts. Its arrays hold numbers; run() does the work alone."""
+    """Prepared work and its counts: run() does the work alone, on arrays that hold numbers."""
 
     name: str
     run: Callable
@@ -171,7 +171,7 @@ def matmul_job(device, M, N, K, name="matmul"):
 
 
 def large_side(device):
-    """Rows of a square matrix of about `device.large` bytes. A row fills whole cache lines."""
+    """Rows of a square matrix of about `device.large` bytes, each of whole cache lines."""
     return math.isqrt(device.large // device.itemsize) // 64 * 64
 
 
@@ -209,7 +209,7 @@ def warm_up(runs, device):
 
 @dataclass(frozen=True)
 class Roofs:
-    """The rates that a machine reached. Its true roofs are usually a little higher."""
+    """The rates that a machine reached; its true roofs are usually a little higher."""
 
     copy: float             # byte/s, read and written
     read: float             # byte/s
@@ -301,7 +301,7 @@ class Cpu:
 
 
 class Gpu:
-    """The first CUDA device, through torch and float16. The attributes are those of Cpu."""
+    """The first CUDA device, through torch and float16, with the attributes of Cpu."""
 
     itemsize = 2
     side = 8192

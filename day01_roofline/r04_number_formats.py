@@ -63,7 +63,8 @@ FORMATS = {f.name: f for f in (
 
 
 def integers(op, q, low, high):
-    """q as int64. ValueError unless all are integers from low to high."""
+    """q as int64.
+    ValueError unless all are integers from low to high."""
     q = np.asarray(q)
     if q.dtype.kind not in "iu" or q.size and not low <= q.min() <= q.max() <= high:
         raise ValueError(f"{op}: expected integers from {low} to {high}, got {q.dtype}" + (
@@ -72,7 +73,8 @@ def integers(op, q, low, high):
 
 
 def finite(op, x):
-    """x as float64. ValueError if it holds inf or NaN."""
+    """x as float64.
+    ValueError if it holds inf or NaN."""
     x = np.asarray(x, np.float64)
     if not np.isfinite(x).all():
         raise ValueError(f"{op}: x holds inf or NaN, expected finite numbers")
@@ -80,7 +82,8 @@ def finite(op, x):
 
 
 def blocks(op, x, size):                            # (K,) -> (K/size, size)
-    """x in rows of `size` neighbours. ValueError unless K is a positive multiple of size."""
+    """x in rows of `size` neighbours.
+    ValueError unless K is a positive multiple of size."""
     x = finite(op, x)
     if x.ndim != 1 or not x.size or x.size % size:
         raise ValueError(f"{op}: x has shape {x.shape}, expected (K,), K a multiple of {size}")
@@ -250,8 +253,8 @@ def unpack_trits(packed):
 
 
 def round_scaled(kind, x, block=None):
-    """x rounded to `kind`, with the largest |x| of each block scaled to kind's largest number. The
-    scales are not rounded.
+    """x rounded to `kind`, with the largest |x| of each block scaled to kind's largest number.
+    The scales are not rounded.
 
     kind: as in `largest`   x: (K,)   block: neighbours that share a scale, all of x by default
     """

@@ -31,7 +31,8 @@ class Norm(nn.Module):
 
 
 class TorchLayer(nn.Module):
-    """One layer of a day01 `LlamaShape`. `arrays` holds what the last forward made, by name."""
+    """One layer of a day01 `LlamaShape`.
+    `arrays` holds what the last forward made, by name."""
 
     def __init__(self, m, book=False):
         super().__init__()

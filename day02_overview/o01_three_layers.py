@@ -53,7 +53,8 @@ class Trace(NamedTuple):
 
 
 def read_trace(path=TRACE):
-    """The Trace in a file written by layer2_graph.bench.trace. ValueError if it is not one."""
+    """The Trace in a file written by layer2_graph.bench.trace.
+    ValueError if it is not one."""
     try:
         about = json.loads(Path(path).read_text("utf-8"))
         spans = [Span(*row) for row in about.pop("spans")]

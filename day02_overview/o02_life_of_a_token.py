@@ -61,7 +61,8 @@ def rmsnorm(x, w, eps):                         # (T, C), (C,) -> (T, C)
 
 
 def rope(q, k, cos, sin, positions):            # (T, H, D), (T, G, D), 2 × (room, D/2), (T,)
-    """Rotate each pair of q and of k by its angle, in place. Returns nothing.
+    """Rotate each pair of q and of k by its angle, in place.
+    Returns nothing.
 
     Number i of a head's first half and number i of its second half are a pair, as in Hugging Face.
     cos, sin: a row for each position.
@@ -95,12 +96,14 @@ def attention(q, k, v, scale, softmax=softmax):     # (T, H, D), (N, G, D), (N, 
 
 
 def swiglu(gate, up):                           # (T, F), (T, F) -> (T, F)
-    """SiLU(gate) · up. SiLU(x) = x · sigmoid(x), and sigmoid(x) = (1 + tanh(x/2)) / 2."""
+    """SiLU(gate) · up.
+    SiLU(x) = x · sigmoid(x), and sigmoid(x) = (1 + tanh(x/2)) / 2."""
     return gate * (1 + np.tanh(gate / 2)) / 2 * up
 
 
 class Operations(NamedTuple):
-    """The table of operations that the model calls. Signatures as above; rope works in place."""
+    """The table of operations that the model calls.
+    Signatures as above; rope works in place."""
 
     matmul: Callable
     add: Callable
@@ -159,7 +162,8 @@ class Cache:
         self.N = 0                                  # tokens whose keys and values are in it
 
     def next(self, T):                              # -> (T,)
-        """The positions of the next T tokens. ValueError where there is no room for them."""
+        """The positions of the next T tokens.
+        ValueError where there is no room for them."""
         room = self.keys.shape[1]
         if room < self.N + T:
             raise ValueError(f"Cache: {self.N} tokens and {T} more; it has room for {room}")
@@ -254,7 +258,8 @@ def generate(model, prompt, count, ops=NUMPY, temperature=0, rng=None):
 
 
 def load_nano(dtype=np.float32):
-    """The nano Llama of this course. It knows nano/sentences.txt by heart and nothing else.
+    """The nano Llama of this course.
+    It knows nano/sentences.txt by heart and nothing else.
 
     dtype: of the weights, and so of everything computed from them. They were saved in fp16.
     """

@@ -1,4 +1,5 @@
-"""o03 · Where does the bottleneck live? From a timeline to a floor, a cause and a remedy
+"""o03 · Where does the bottleneck live?
+From a timeline to a floor, a cause and a remedy
 
 A profile lists what each rank (a device and its host) did in `wall` seconds, as spans
 (`profiles.Span`). Are the devices busy? If not, what do they wait for? If so, how far are they from
@@ -130,14 +131,17 @@ def most_gain(profile, what):
 
 
 def predict_gain_of_a_loader():
-    """A step waits 75 ms for its batch, then computes for 25 ms. Now a second process loads the
-    next batch while this one is computed; loading is as slow as before. How many times as fast?"""
+    """A step waits 75 ms for its batch, then computes for 25 ms.
+    Now a second process loads the next batch while this one is computed; loading is as slow as
+    before.
+    How many times as fast?"""
     # exercise: how long is a step if both happen at the same time?
     return (75 + 25) / max(75, 25)
 
 
 def choose_remedies():
-    """A string of six letters, one for each case. Which remedy would you try first?
+    """A string of six letters, one for each case.
+    Which remedy would you try first?
 
     1  A model of 135M parameters decodes for one user, who wants tokens sooner. nvidia-smi: 100 %.
        Bandwidth: 8 % of the roof. Each kernel takes 3 µs, and one starts every 12 µs.

@@ -151,8 +151,9 @@ def starts(form, N, D):
 
 
 def descend(residuals, theta, delta=1e-3, rounds=300):
-    """Levenberg-Marquardt. Returns (theta, its cost). Huber's weights reduce the influence of
-    outliers.
+    """Levenberg-Marquardt.
+    Returns (theta, its cost).
+    Huber's weights reduce the influence of outliers.
 
     residuals: theta -> (runs,)    delta: of log losses; 0.001 as in Hoffmann et al. 2022
     """

@@ -1,4 +1,5 @@
-"""Profiles: which rank did what, and when. Six were recorded; a model makes others.
+"""Profiles: which rank did what, and when.
+Six were recorded; a model makes others.
 
 A span is a stretch of time of one rank, of one of four kinds:
   kernel      the device computes
@@ -42,7 +43,8 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Profile:
-    """What `ranks` ranks did in `wall` seconds, from 0 on. Each is in one collective at a time."""
+    """What `ranks` ranks did in `wall` seconds, from 0 on.
+    Each is in one collective at a time."""
 
     name: str
     made: str               # "measured" or "by a model"

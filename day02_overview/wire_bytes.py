@@ -31,7 +31,8 @@ COUNTERS = 200      # where tcpi_bytes_sent and tcpi_bytes_retrans lie in Linux'
 
 
 def sent():
-    """Bytes that this process has given to its TCP connections so far. OSError without Linux."""
+    """Bytes that this process has given to its TCP connections so far.
+    OSError without Linux."""
     total = 0
     for link in list(Path("/proc/self/fd").iterdir()):
         if not os.path.islink(link) or not os.readlink(link).startswith("socket:"):
@@ -240,7 +241,8 @@ def rank(r, W, folder):
 
 
 def gradient(way, model):
-    """The whole embedding's gradient, whichever ranks have parts of it. Not counted."""
+    """The whole embedding's gradient, whichever ranks have parts of it.
+    Not counted."""
     if way == "zero3":
         return all_gather(model.shard)[:SHAPE.V * SHAPE.C]          # it comes first
     own = model.embedding.weight.grad.flatten()

@@ -1,4 +1,6 @@
-"""The machinery of the course. It imports no lesson. Each line may import those above it.
+"""The machinery of the course.
+It imports no lesson.
+Each line may import those above it.
 
 course      the manifest: floors, lessons, exercises
 device      what this machine has; the environment is read here alone

@@ -47,7 +47,8 @@ def common(desk: Annotated[Path | None, typer.Option(help="a desk other than wor
 
 @app.command("list")
 def list_lessons(as_json: Json = False):
-    """List all lessons with their path, needs and points. Planned ones are marked."""
+    """List all lessons with their path, needs and points.
+    Planned ones are marked."""
     if as_json:
         rows = [{"id": i.id, "floor": i.floor, "title": i.title, "path": i.front["path"],
                  "needs": i.needs, "points": sum(e.points for e in i.exercises),
@@ -106,8 +107,8 @@ def print_progress(rows):
 
 @app.command()
 def start(lessons: LessonWords = None):
-    """Put lessons on the desk, all of them if no lesson is named. Older copies are brought up to
-    date."""
+    """Put lessons on the desk, all of them if no lesson is named.
+    Older copies are brought up to date."""
     from lab.desk.desk import Desk
 
     desk = Desk.find(options["desk"])
@@ -124,7 +125,8 @@ def start(lessons: LessonWords = None):
 @app.command("open")
 def open_desk(lesson: LessonWord = None,
               browser: Annotated[bool, typer.Option(help="open a browser window")] = True):
-    """Open a lesson in JupyterLab. A server that is already running is used again."""
+    """Open a lesson in JupyterLab.
+    A server that is already running is used again."""
     from lab.desk import jupyter
 
     desk = own_desk()
@@ -144,7 +146,8 @@ def check(
         "--problems", help="then each fail in one line, path:line: error: …, for editors")] = False,
     on: OnHost = None,
 ):
-    """Grade the desk. Exit 0: all passed; 1: a fail; 2: cannot run; 3: no fail, not all passed.
+    """Grade the desk.
+    Exit 0: all passed; 1: a fail; 2: cannot run; 3: no fail, not all passed.
     With --on, those exercises whose speed counts are graded on the GPU of HOST."""
     from lab.judge import report
 
@@ -221,7 +224,8 @@ def from_file(lesson, file):
 
 @app.command()
 def watch(lesson: LessonWord = None):
-    """Check again at every save, and move on when an exercise passes. Ctrl-C ends it."""
+    """Check again at every save, and move on when an exercise passes.
+    Ctrl-C ends it."""
     from lab.desk import watch as watching
 
     desk = own_desk()
@@ -256,7 +260,8 @@ def show(
 
 @app.command()
 def reset(what: Annotated[str, typer.Argument(metavar="LESSON[/EXERCISE]")]):
-    """Put the stub back. The old text is kept."""
+    """Put the stub back.
+    The old text is kept."""
     lesson, exercise = course.find_exercise(what)
     desk = own_desk()
     for path in desk.reset(lesson, exercise):
@@ -309,8 +314,8 @@ def first_line(entry):
 
 
 def register(entry):
-    """Offer an entry point's typer app as a command. It is imported only when called: a
-    floor takes seconds."""
+    """Offer an entry point's typer app as a command.
+    It is imported only when called: a floor takes seconds."""
     @app.command(entry.name, help=first_line(entry), add_help_option=False,
                  context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
     def call(context: typer.Context):

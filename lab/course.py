@@ -18,7 +18,8 @@ SPEED = ".speed"        # ends the name of the row for an exercise's speed
 
 
 class CourseError(Exception):
-    """A mistake of the caller, told in one line. The terminal prints it and exits with code 2."""
+    """A mistake of the caller, told in one line.
+    The terminal prints it and exits with code 2."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,8 @@ class Lesson:
 
     @property
     def bench(self):
-        """The file of its measurements: ladder and targets. Most floors have none."""
+        """The file of its measurements: ladder and targets.
+        Most floors have none."""
         return ROOT / self.floor / "bench" / f"{self.id}.py"
 
     @property
@@ -185,8 +187,8 @@ class Lesson:
                           f"{', '.join(e.name for e in self.exercises)}")
 
     def reached(self, name):
-        """The exercises that a name of the reference needs, directly or through what it uses. A
-        user of a class uses its methods; a CUDA kernel is used where its name is a string.
+        """The exercises that a name of the reference needs, directly or through what it uses.
+        A user of a class uses its methods; a CUDA kernel is used where its name is a string.
         """
         used = set()
         more = [name]

@@ -87,8 +87,9 @@ def bare_environment(folder):
 
 
 def on_loopback():
-    """Ranks of this process meet on this machine alone. Without the interface's name gloo looks up
-    the machine's own, for half a minute where that has no address."""
+    """Ranks of this process meet on this machine alone.
+    Without the interface's name gloo looks up the machine's own, for half a minute where that
+    has no address."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
 
 

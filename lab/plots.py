@@ -1,4 +1,5 @@
-"""Pictures that several floors draw. Each function draws one figure and returns it."""
+"""Pictures that several floors draw.
+Each function draws one figure and returns it."""
 
 import numpy as np
 

@@ -198,8 +198,8 @@ def inputs(version):
 
 
 def choose_build(build_option, record):
-    """The Build to install. build_option: BUILD, kept from then on. A CUDA build is kept even while
-    the GPU is absent."""
+    """The Build to install. build_option: BUILD, kept from then on.
+    A CUDA build is kept even while the GPU is absent."""
     if build_option:
         if build_option not in BUILDS:
             raise Missing(f"BUILD={build_option}: expected {', '.join(BUILDS)}")
@@ -211,7 +211,8 @@ def choose_build(build_option, record):
 
 
 def set_up(build_option, wheels, tests=False):
-    """Bring .venv to the tested set. If it is there already, nothing is done.
+    """Bring .venv to the tested set.
+    If it is there already, nothing is done.
 
     tests: with what only the course's own tests need, kept from then on.
     """
@@ -239,7 +240,8 @@ def set_up(build_option, wheels, tests=False):
 
 
 def install(venv, version, build, wheels, tests):
-    """The course and what it needs, into an environment that is there. Says what it will cost."""
+    """The course and what it needs, into an environment that is there.
+    Says what it will cost."""
     own_index = venv.has_own_index()
     unless = (f" ({BUILDS['cuda13'].download} if the index that pip is set to has only "
               "CUDA builds of torch)" if own_index and build.name == "cpu" else "")

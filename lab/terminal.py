@@ -57,7 +57,8 @@ def own_desk(folder=None):
 
 
 def print_verdicts(lesson, candidate, verdicts):
-    """Print each verdict as it comes; the list of them. On a terminal a line says how far it is."""
+    """Print each verdict as it comes; the list of them.
+    On a terminal a line says how far it is."""
     console.print(f"[bold]{lesson.id}[/]   {escape(candidate.source())}")
     rows = []
     with console.status("the first exercise is running") as status:

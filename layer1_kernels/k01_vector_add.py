@@ -44,7 +44,8 @@ def predict_sectors_per_request():
 
 @without_gradients
 def vector_add(x, y):                               # (n,), (n,) -> (n,)
-    """x + y by the Triton kernel. CPU or CUDA tensors of one dtype, contiguous, of any length."""
+    """x + y by the Triton kernel.
+    CPU or CUDA tensors of one dtype, contiguous, of any length."""
     check(x, y)
     z = torch.empty_like(x)                         # (n,)
     if x.numel():

@@ -27,7 +27,8 @@ LOWEST = tl.constexpr(torch.finfo(torch.float32).min)       # as -FLT_MAX in the
 
 
 def softmax_oracle(x):                              # (R, C) -> (R, C)
-    """float64, by the formula. A row of only -inf gives NaN, as in torch."""
+    """float64, by the formula.
+    A row of only -inf gives NaN, as in torch."""
     x = x.astype(np.float64)                        # (R, C)
     with np.errstate(invalid="ignore"):             # -inf minus -inf
         e = np.exp(x - x.max(-1, keepdims=True))    # (R, C)
@@ -56,7 +57,8 @@ def merge(a, b):
 
 @triton.jit
 def softmax_fused_triton(x, y, C, BLOCK: tl.constexpr):
-    """One program per row, the whole row at once. BLOCK: a power of two, at least C."""
+    """One program per row, the whole row at once.
+    BLOCK: a power of two, at least C."""
     x += tl.program_id(0).to(tl.int64) * C          # this program's row; R·C may not fit 32 bits
     y += tl.program_id(0).to(tl.int64) * C
     c = tl.arange(0, BLOCK)
@@ -67,7 +69,8 @@ def softmax_fused_triton(x, y, C, BLOCK: tl.constexpr):
 
 @triton.jit
 def softmax_online_triton(x, y, C, BLOCK: tl.constexpr):
-    """One program per row, BLOCK columns at a time. Rows of any length."""
+    """One program per row, BLOCK columns at a time.
+    Rows of any length."""
     x += tl.program_id(0).to(tl.int64) * C
     y += tl.program_id(0).to(tl.int64) * C
     m = LOWEST                                      # finite, so that no -inf - (-inf) arises

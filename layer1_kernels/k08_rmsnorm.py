@@ -82,7 +82,8 @@ def predict_bytes_ratio():
 
 @triton.jit
 def rmsnorm_triton(x, w, y, C, eps, BLOCK: tl.constexpr):
-    """One program per row. BLOCK: a power of two, at least C."""
+    """One program per row.
+    BLOCK: a power of two, at least C."""
     x += tl.program_id(0).to(tl.int64) * C          # this program's row; T·C may not fit 32 bits
     y += tl.program_id(0).to(tl.int64) * C
     c = tl.arange(0, BLOCK)
@@ -122,7 +123,8 @@ def layernorm_triton(x, w, b, y, C, eps, BLOCK: tl.constexpr):
 
 @triton.jit
 def rmsnorm_loop_triton(x, w, y, C, eps, BLOCK: tl.constexpr):
-    """One program per row of any length, BLOCK columns at a time. It reads the row twice."""
+    """One program per row of any length, BLOCK columns at a time.
+    It reads the row twice."""
     row = tl.program_id(0).to(tl.int64) * C
     squares = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, C, BLOCK):
@@ -155,8 +157,9 @@ def add_rmsnorm_loop_triton(x, residual, w, y, total, C, eps, BLOCK: tl.constexp
 
 @triton.jit
 def layernorm_loop_triton(x, w, b, y, C, eps, BLOCK: tl.constexpr):
-    """One program per row of any length. Mean and squares of two parts merge as in Chan, Golub and
-    LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979."""
+    """One program per row of any length.
+    Mean and squares of two parts merge as in Chan, Golub and LeVeque, "Updating formulae and a
+    pairwise algorithm for computing sample variances", 1979."""
     row = tl.program_id(0).to(tl.int64) * C
     mean = 0.0                                      # of the columns so far
     squares = 0.0                                   # of their distances from mean, added up
@@ -207,7 +210,8 @@ def rmsnorm(x, w, eps):                             # (T, C), (C,) -> (T, C)
 
 @partial(differentiable, oracle=add_rmsnorm_torch)
 def add_rmsnorm(x, residual, w, eps):               # 2 × (T, C), (C,) -> 2 × (T, C)
-    """(y, residual): the new residual is x + residual, and y its RMSNorm. Inputs stay as they are.
+    """(y, residual): the new residual is x + residual, and y its RMSNorm.
+    Inputs stay as they are.
 
     As rmsnorm otherwise; y is the norm of the sum as rounded to x's dtype, as if in two steps.
     """
@@ -223,7 +227,8 @@ def add_rmsnorm(x, residual, w, eps):               # 2 × (T, C), (C,) -> 2 × 
 
 @partial(differentiable, oracle=layernorm_torch)
 def layernorm(x, w, b, eps):                        # (T, C), (C,), (C,) -> (T, C)
-    """LayerNorm of each row by a Triton kernel. As rmsnorm otherwise."""
+    """LayerNorm of each row by a Triton kernel.
+    As rmsnorm otherwise."""
     check("layernorm", FLOATS, x, w=w, b=b)
     T, C = x.shape
     y = torch.empty_like(x)                         # (T, C)

@@ -187,7 +187,8 @@ def rope(q, k, cos, sin, positions):                # (T, H, D), (T, G, D), 2 ×
 
 
 class Turn(torch.autograd.Function):
-    """rope of one array. The gradient of a rotation is the rotation back."""
+    """rope of one array.
+    The gradient of a rotation is the rotation back."""
 
     @staticmethod
     def forward(ctx, x, cos, sin, positions):
@@ -205,7 +206,8 @@ class Turn(torch.autograd.Function):
 
 
 def launch(q, k, cos, sin, positions, way=1):
-    """rope_triton on checked arrays. Autograd is told that q and k have changed."""
+    """rope_triton on checked arrays.
+    Autograd is told that q and k have changed."""
     T, H, D = q.shape
     G = k.shape[1]
     if T * (H + G) * D:

@@ -35,7 +35,8 @@ MAX_INDEX = 2**31 - 1   # largest number of blocks or programs of a launch, and 
 
 
 def swiglu_oracle(gate, up):                        # (T, F), (T, F) -> (T, F)
-    """float64. If exp overflows, the sigmoid is 0."""
+    """float64.
+    If exp overflows, the sigmoid is 0."""
     gate = gate.astype(np.float64)                  # (T, F)
     with np.errstate(over="ignore"):
         return gate / (1 + np.exp(-gate)) * up

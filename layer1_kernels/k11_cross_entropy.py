@@ -49,7 +49,8 @@ def cross_entropy_oracle(logits, targets, ignore=-100):     # (T, V), (T,) -> (T
 
 
 def cross_entropy_torch(logits, targets, ignore=-100):      # (T, V), (T,) -> (T,)
-    """As cross_entropy, by PyTorch; also takes float64. A target out of range raises an error."""
+    """As cross_entropy, by PyTorch; also takes float64.
+    A target out of range raises an error."""
     return torch.nn.functional.cross_entropy(at_least_fp32(logits), targets, ignore_index=ignore,
                                              reduction="none")
 
@@ -60,8 +61,8 @@ def cross_entropy_torch(logits, targets, ignore=-100):      # (T, V), (T,) -> (T
 @triton.jit
 def cross_entropy_triton(logits, targets, losses, maxima, sums, V, row, ignore,
                          BLOCK: tl.constexpr):
-    """One program for each row, BLOCK columns at a time. Stores the row's loss, and m and s of its
-    softmax.
+    """One program for each row, BLOCK columns at a time.
+    Stores the row's loss, and m and s of its softmax.
 
     logits: (T, V), rows start `row` numbers apart   targets, losses, maxima, sums: (T,)
     The loss is 0 if the target is `ignore`, and NaN if it is any other number that is not a column.
@@ -94,7 +95,8 @@ def predict_sizes_moved():
 @triton.jit
 def gradient_triton(logits, targets, maxima, sums, upstream, gradient, V, row, gradient_row, ignore,
                     BLOCK: tl.constexpr):
-    """One program for each BLOCK columns of a row. `gradient` may be the array `logits` itself.
+    """One program for each BLOCK columns of a row.
+    `gradient` may be the array `logits` itself.
 
     logits, gradient: (T, V), rows start `row` and gradient_row numbers apart
     targets, maxima, sums, upstream: (T,)

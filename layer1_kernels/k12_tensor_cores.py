@@ -114,7 +114,8 @@ def matmul_persistent_triton(a, w, c, M, N, K, BM: tl.constexpr, BN: tl.constexp
 
 @without_gradients
 def matmul_persistent(a, w):                        # (M, K), (N, K) -> (M, N)
-    """a · wᵀ in a's dtype, with tiles copied by the hardware; for many rows. Any size may be 0.
+    """a · wᵀ in a's dtype, with tiles copied by the hardware; for many rows.
+    Any size may be 0.
 
     float16 or bfloat16, with fp32 sums. The numbers of a row are neighbours, and rows of a and of w
     start at multiples of 16 bytes; so do those of c, which is contiguous if N is a multiple of 8.

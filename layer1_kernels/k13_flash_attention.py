@@ -46,8 +46,8 @@ def flash_attention_oracle(q, k, v, causal, scale):
 
 
 def flash_attention_torch(q, k, v, causal, scale):
-    """The plain formula in PyTorch, fp32 inside (float64 for float64). As flash_attention, and for
-    heads of any width."""
+    """The plain formula in PyTorch, fp32 inside (float64 for float64).
+    As flash_attention, and for heads of any width."""
     check("flash_attention_torch", q, k, v, causal, scale, torch.float64)
     B, T, H, D = q.shape
     _, N, G, _ = k.shape
@@ -282,8 +282,8 @@ def flash_attention(q, k, v, causal, scale):
 
 @without_gradients
 def flash_attention_cuda(q, k, v, causal, scale):
-    """flash_attention by the CUDA kernel: float32 only, no gradients. Tensors that are not
-    contiguous are copied first."""
+    """flash_attention by the CUDA kernel: float32 only, no gradients.
+    Tensors that are not contiguous are copied first."""
     check("flash_attention_cuda", q, k, v, causal, scale)
     check_width("flash_attention_cuda", q.shape[3])
     if q.dtype != torch.float32:

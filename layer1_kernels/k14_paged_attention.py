@@ -106,8 +106,9 @@ def load_pages_triton(pages, table, n, bound, stride_page, stride_slot, S: tl.co
 
 @triton.jit
 def find_sequence(cu_q, B, tile, BQ: tl.constexpr):
-    """The sequence that a tile of BQ queries belongs to. The tiles of sequence b are numbered from
-    cu_q[b] // BQ + b to where those of b + 1 start: always enough for its queries."""
+    """The sequence that a tile of BQ queries belongs to.
+    The tiles of sequence b are numbered from cu_q[b] // BQ + b to where those of b + 1 start:
+    always enough for its queries."""
     low, high = 0, B
     while low + 1 < high:
         middle = (low + high) // 2

@@ -55,7 +55,8 @@ def registers_allowed(threads, blocks):
 
 @without_gradients
 def matmul_warp_tiles_cuda(a, w, kernel="matmul_buffered_cuda"):    # (M, K), (N, K) -> (M, N)
-    """a · wᵀ of float32 by one of this lesson's CUDA kernels. Any size may be 0.
+    """a · wᵀ of float32 by one of this lesson's CUDA kernels.
+    Any size may be 0.
 
     ValueError where rows are not neighbours that start at multiples of 16 bytes.
     """

@@ -70,7 +70,8 @@ def matmul_flat_triton(a, w, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK:
 
 @without_gradients
 def matmul_pipelined_cuda(a, w, kernel="matmul_staged_cuda"):   # (M, K), (N, K) -> (M, N)
-    """a · wᵀ of float16 by the CUDA kernel with three stages: c is float32. Any size may be 0.
+    """a · wᵀ of float16 by the CUDA kernel with three stages: c is float32.
+    Any size may be 0.
 
     Rows are neighbours, start at multiples of 16 bytes and have a multiple of 8 numbers.
     """

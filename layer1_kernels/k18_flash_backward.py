@@ -1,4 +1,5 @@
-"""k18 · Gradients of flash attention from what it leaves: q, k, v, out and lse. No T × N array
+"""k18 · Gradients of flash attention from what it leaves: q, k, v, out and lse.
+No T × N array
 
 B T N H G D as in k13; BM BN: queries and keys of a tile   S: scores, scale · q · kᵀ
 grad_out, grad_lse: the upstream gradients dO and dlse, of a loss by out and by lse
@@ -52,7 +53,8 @@ def predict_products():
 
 @triton.jit
 def delta_triton(out, grad_out, grad_lse, delta, rows, D, BD: tl.constexpr, BLOCK: tl.constexpr):
-    """delta[row] = the sum over D of grad_out · out, less grad_lse. BLOCK rows a program.
+    """delta[row] = the sum over D of grad_out · out, less grad_lse.
+    BLOCK rows a program.
 
     out, grad_out: (rows, D)   grad_lse, delta: (rows,) fp32   BD: D, rounded up to a power of two
     """
@@ -199,7 +201,8 @@ def keys_pass_triton(q, k, v, grad_out, lse, delta, grad_k, grad_v, scale, T, N,
 def queries_pass_triton(q, k, v, grad_out, lse, delta, grad_q, scale, T, N, H, G, q_b, q_t, q_h,
                         k_b, k_n, k_g, v_b, v_n, v_g, CAUSAL: tl.constexpr, D: tl.constexpr,
                         BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr):
-    """grad_q of BM queries of one head: a sum over all keys that they see. Arrays as above."""
+    """grad_q of BM queries of one head: a sum over all keys that they see.
+    Arrays as above."""
     b, h, first, last, common, reach = place(T, N, H, CAUSAL, BM)
     at = (b * T * H + h) * D
     queries = load_tile(q + b * q_b + h * q_h, q_t, first, T, BM, D, BD)

@@ -216,8 +216,9 @@ def part_sums(a, w, step):                          # (M, K), (N, K) -> (K / ste
 
 
 def promoted_sum(parts, bits, every):               # (S, M, N) -> (M, N)
-    """The sum of S parts, added one by one to a sum of `bits` bits. After each `every` parts, and
-    after the last, that sum is added to a total in fp32, and begins at 0 again."""
+    """The sum of S parts, added one by one to a sum of `bits` bits.
+    After each `every` parts, and after the last, that sum is added to a total in fp32, and
+    begins at 0 again."""
     # exercise: two loops; cut each sum to bits, but not the total
     total = np.zeros(parts.shape[1:], np.float32)   # (M, N)
     for first in range(0, len(parts), every):

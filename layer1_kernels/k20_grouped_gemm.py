@@ -64,8 +64,8 @@ def sort_slots_torch(experts, E):                   # (T, k) -> (R,), (E + 1,)
 
 
 def grouped_gemm_torch(x, w, order, offsets, weights=None):     # (X, K), (E, N, K) … -> (R, N)
-    """As grouped_gemm, by PyTorch, gradients and float64 too. In 16 bits products are rounded
-    before they are multiplied by `weights`.
+    """As grouped_gemm, by PyTorch, gradients and float64 too.
+    In 16 bits products are rounded before they are multiplied by `weights`.
 
     It is torch's grouped_mm where that takes the arrays: bfloat16 on a GPU, 32 bits or fewer on a
     CPU, rows of whole 16 bytes. Else the experts follow one another, and the host reads offsets.
@@ -202,8 +202,9 @@ def grouped_gemm_triton(x, w, y, offsets, order, weights, N, K, EACH, E, BM: tl.
 
 
 def sort_slots(experts, E):                         # (T, k) -> (R,), (E + 1,)
-    """(order, offsets), both int32: the slots by expert, those of an expert in order. Those of
-    expert e are order[offsets[e]:offsets[e + 1]]. Three launches of Triton kernels.
+    """(order, offsets), both int32: the slots by expert, those of an expert in order.
+    Those of expert e are order[offsets[e]:offsets[e + 1]].
+    Three launches of Triton kernels.
 
     experts: int32 or int64, from 0 to E - 1, any strides, on the CPU or on CUDA; T or k may be 0.
     E: at most 1024. Another number among the experts is a ValueError on the CPU. On a device it is
@@ -262,7 +263,8 @@ def grouped_gemm(x, w, order, offsets, weights=None):           # (X, K), (E, N,
 
 
 def launch_grouped(x, w, y, order, offsets, weights, each, programs, how):
-    """Write the products into y (R, N), by this number of programs. No size is 0.
+    """Write the products into y (R, N), by this number of programs.
+    No size is 0.
 
     each: slots that share a row of x   how: as configuration gives it   the rest: as grouped_gemm's
     """

@@ -38,7 +38,8 @@ SUFFIX = {"torch": ("_torch",), "triton": ("",), "cuda": ("_cuda", "")}     # in
 
 @dataclass(frozen=True)
 class Kernels:
-    """What a model computes with. Signatures and shapes are those of each operation's lesson."""
+    """What a model computes with.
+    Signatures and shapes are those of each operation's lesson."""
 
     matmul: Callable
     matmul_swiglu: Callable

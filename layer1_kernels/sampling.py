@@ -22,7 +22,8 @@ BLOCK = 1024        # on Triton's four warps 8 numbers a lane, 16 bytes of bf16;
 
 
 class Sampling(NamedTuple):
-    """How each row is sampled. Arrays of (B,), on the device of the logits.
+    """How each row is sampled.
+    Arrays of (B,), on the device of the logits.
 
     temperature: float32, 0 takes the largest logit    top_k: int32, at most this many tokens, 0 all
     top_p: float32, the fewest tokens that hold this share of what top_k left, 1 all
@@ -51,8 +52,8 @@ def from_order(key):
 
 @triton.jit
 def held(logits, V, v_stride, threshold, largest, temperature, BLOCK: tl.constexpr):
-    """Count and weight of the logits of one row from `threshold` on. Weight: exp(logit / t), 1 for
-    the largest."""
+    """Count and weight of the logits of one row from `threshold` on.
+    Weight: exp(logit / t), 1 for the largest."""
     count = tl.zeros((BLOCK,), tl.int32)
     weight = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, V, BLOCK):
@@ -117,7 +118,8 @@ def sample_triton(logits, b_stride, v_stride, temperatures, top_k, top_p, unifor
 
 @without_gradients
 def sample(logits, params):                         # (B, V), Sampling -> (B,) int64
-    """The tokens; -1 for a row with a NaN, or whose largest number is infinite. Any strides."""
+    """The tokens; -1 for a row with a NaN, or whose largest number is infinite.
+    Any strides."""
     check(logits, params)
     B, V = logits.shape
     tokens = torch.empty(B, dtype=torch.int64, device=logits.device)

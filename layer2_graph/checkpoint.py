@@ -26,7 +26,8 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def shapes(m: Config, experts=expert_shapes) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """(name, shape) of every tensor of a model. A matrix is (numbers out, numbers in).
+    """(name, shape) of every tensor of a model.
+    A matrix is (numbers out, numbers in).
 
     experts: expert_shapes, as they are in memory, or disk_shapes
     """
@@ -107,7 +108,8 @@ def check_extra(files, weights, config):
 
 
 def source_of(folder):
-    """The file that says which tensors a folder has. ModelError if there is none."""
+    """The file that says which tensors a folder has.
+    ModelError if there is none."""
     for name in ("weights.npz", "model.safetensors", "model.safetensors.index.json"):
         if (folder / name).exists():
             return folder / name
@@ -217,12 +219,13 @@ class Tokenizer:
             self.path, self.entries["chat_template"] = apart, apart.read_text("utf-8")
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, with those before and after it that the folder asks for. ModelError
-        if one is beyond the model's."""
+        """The tokens of a text, with those before and after it that the folder asks for.
+        ModelError if one is beyond the model's."""
         return self.check(self.own.encode(text).ids, "the text has")
 
     def check(self, tokens: list[int], has: str) -> list[int]:
-        """These tokens. ModelError if one is beyond the model's."""
+        """These tokens.
+        ModelError if one is beyond the model's."""
         if (last := max(tokens, default=0)) >= self.V:
             raise ModelError(f"{has} a token number {last}, {self.own.id_to_token(last)!r}, "
                              f"expected numbers below the model's {self.V}")
@@ -249,7 +252,8 @@ class Tokenizer:
         return self.check(self.own.encode(text, add_special_tokens=False).ids, "the text has")
 
     def tool_template(self) -> str:
-        """The template of a conversation with tools. ModelError if it would leave them out."""
+        """The template of a conversation with tools.
+        ModelError if it would leave them out."""
         from jinja2 import meta
 
         text = self.template("tool_use")
@@ -262,8 +266,9 @@ class Tokenizer:
         return text
 
     def template(self, wanted: str = "default") -> str:
-        """The template of a conversation. If tokenizer_config.json has a list of named templates,
-        it is the wanted one if that is there, and "default" otherwise, as in transformers.
+        """The template of a conversation.
+        If tokenizer_config.json has a list of named templates, it is the wanted one if that is
+        there, and "default" otherwise, as in transformers.
         """
         text = self.entries.get("chat_template")
         if isinstance(text, list):
@@ -293,8 +298,8 @@ def chat_environment():
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """{% generation %} … {% endgeneration %} marks the model's own words, for training. Its
-        contents are rendered as usual, and names set in them are unset after it."""
+        """{% generation %} … {% endgeneration %} marks the model's own words, for training.
+        Its contents are rendered as usual, and names set in them are unset after it."""
 
         tags = {"generation"}
 

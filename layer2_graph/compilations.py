@@ -50,7 +50,8 @@ class Breaks(NamedTuple):
 
 
 def find_breaks(f: Callable, *arguments: object) -> Breaks:
-    """The Breaks of f, which runs once. What was compiled before is forgotten."""
+    """The Breaks of f, which runs once.
+    What was compiled before is forgotten."""
     from torch._dynamo import explain  # takes a second to import
 
     torch._logging.set_logs(dynamo=logging.ERROR)       # it would print each break as well

@@ -127,7 +127,8 @@ LARGEST_ROOM = 2**22        # tokens: the rotary tables of wide heads take 2 GB 
 
 
 def read_config(folder: Path | str, ignore: Collection[str] = ()) -> Config:
-    """The Config of a model's folder. ModelError names the file, what was expected and found.
+    """The Config of a model's folder.
+    ModelError names the file, what was expected and found.
 
     ignore: names of entries that are taken as absent, also in the rotary scaling. Any other entry
     that is neither read here nor known to leave the scores alone is refused.
@@ -170,7 +171,8 @@ def family_of(path, entries):
 
 
 def kind_of(path, family, entries):
-    """A family's model_type. ModelError if the entry of that name says otherwise."""
+    """A family's model_type.
+    ModelError if the entry of that name says otherwise."""
     kind = family.removesuffix("ForCausalLM").replace("Moe", "_moe").lower()
     if entries.get("model_type", kind) != kind:
         raise ModelError(f"{path}: model_type is {shown(entries['model_type'])}, expected "
@@ -201,8 +203,8 @@ def check_kinds(path, entries):
 
 
 def ends(path, entries, ignore):
-    """The tokens that end a text: those of generation_config.json, if it names some. A number that
-    no token has ends none."""
+    """The tokens that end a text: those of generation_config.json, if it names some.
+    A number that no token has ends none."""
     V = entries["vocab_size"]
     beside = path.with_name("generation_config.json")
     more = read_json(beside) if beside.exists() and "eos_token_id" not in ignore else {}
@@ -217,7 +219,8 @@ def ends(path, entries, ignore):
 
 
 def biases(path, family, entries):
-    """A family's row of FAMILIES, as flags. ModelError if an entry says otherwise."""
+    """A family's row of FAMILIES, as flags.
+    ModelError if an entry says otherwise."""
     flags = FAMILIES[family]
     for name, flag in (("attention_bias", flags[0]), ("mlp_bias", flags[2])):
         if isinstance(flag, bool) and entries.get(name) not in (None, flag):

@@ -115,12 +115,14 @@ def check_known(path, where, entries, known, neutral):
 
 
 def is_number(value, *kinds):
-    """Whether it is above 0 and within float32. True and False are not numbers here."""
+    """Whether it is above 0 and within float32.
+    True and False are not numbers here."""
     return type(value) in kinds and 0 < value <= LARGEST_NUMBER
 
 
 def read_json(path):
-    """A JSON object from a file. ModelError if it is missing, unreadable or not an object."""
+    """A JSON object from a file.
+    ModelError if it is missing, unreadable or not an object."""
     try:
         content = json.loads(Path(path).read_text("utf-8"))
     except FileNotFoundError:

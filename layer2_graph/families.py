@@ -22,7 +22,8 @@ def model_of(config: Config, weights: dict[str, Tensor], ops: Kernels) -> Llama:
 
 
 def cache_of(model: Llama, sequences: int, room: int) -> PagedCache:
-    """A cache for a model's sequences, of `room` tokens each. ModelError if the model cannot."""
+    """A cache for a model's sequences, of `room` tokens each.
+    ModelError if the model cannot."""
     m = model.config
     kind = LatentCache if m.latent else HybridCache if m.linear else PagedCache
     return kind(m, sequences, room, model.embedding.dtype, model.embedding.device)

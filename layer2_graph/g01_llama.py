@@ -43,7 +43,8 @@ class Batch(NamedTuple):
 
 
 class Cache(Protocol):
-    """What a model needs of a cache. PagedCache is one; g02, g08 and s02 have others."""
+    """What a model needs of a cache.
+    PagedCache is one; g02, g08 and s02 have others."""
 
     k: Tensor
     v: Tensor
@@ -53,11 +54,13 @@ class Cache(Protocol):
 
 
 class PagedCache:
-    """Keys and values in pages. Each sequence has its pages from the start; s02 allocates them."""
+    """Keys and values in pages.
+    Each sequence has its pages from the start; s02 allocates them."""
 
     def __init__(self, config: Config, sequences: int, room: int,
                  dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"):
-        """room: the longest context of each sequence. ModelError if the model's is shorter."""
+        """room: the longest context of each sequence.
+        ModelError if the model's is shorter."""
         config.check_room(room)
         self.room = room
         self.pages = -(-room // SLOTS)                          # the last may be partly empty
@@ -157,7 +160,8 @@ def rope_tables(m: Config, room: int,
 
 
 class Layer(NamedTuple):
-    """The weights of a layer. A matrix is a pair: its weight, and its bias or None."""
+    """The weights of a layer.
+    A matrix is a pair: its weight, and its bias or None."""
 
     attention_norm: Tensor      # (C,)
     q: tuple                    # (H·D, C)
@@ -173,7 +177,8 @@ class Layer(NamedTuple):
 
 
 def last_rows(cu_q):                                # (B + 1,) -> (B,)
-    """The row of the last new token of each sequence. Only these rows need scores."""
+    """The row of the last new token of each sequence.
+    Only these rows need scores."""
     # exercise: where does the next sequence begin?
     return cu_q[1:].long() - 1
 
@@ -267,7 +272,8 @@ def predict_launches():
 
 def load(folder: Path | str, ops: Kernels | None = None, dtype: torch.dtype | None = None,
          device: torch.device | str = "cpu", ignore: Collection[str] = ()) -> Llama:
-    """The Llama in a Hugging Face folder. ModelError if this code cannot run what is in it.
+    """The Llama in a Hugging Face folder.
+    ModelError if this code cannot run what is in it.
 
     ignore: entries of config.json to treat as absent
     """
@@ -285,7 +291,8 @@ def load(folder: Path | str, ops: Kernels | None = None, dtype: torch.dtype | No
 
 
 def greedy(model: Llama, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
-    """The next `count` tokens after each prompt, greedily: [[int]]. A prompt is a list of int."""
+    """The next `count` tokens after each prompt, greedily: [[int]].
+    A prompt is a list of int."""
     longest = max(map(len, prompts)) + count
     cache = PagedCache(model.config, len(prompts), longest, model.embedding.dtype,
                        model.embedding.device)

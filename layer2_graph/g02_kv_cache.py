@@ -127,7 +127,8 @@ class ContiguousCache:
 
     def __init__(self, config: Config, sequences: int, room: int,
                  dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"):
-        """room: the longest context of each sequence. ModelError if the model's is shorter."""
+        """room: the longest context of each sequence.
+        ModelError if the model's is shorter."""
         config.check_room(room)
         self.room = room
         shape = (config.L, sequences, room, config.G, config.D)

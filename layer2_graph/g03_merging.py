@@ -65,7 +65,8 @@ def merge_named(weights, names):
 
 
 class MergedLayer(NamedTuple):
-    """The weights of a layer. A matrix is a pair: its weight, and its bias or None."""
+    """The weights of a layer.
+    A matrix is a pair: its weight, and its bias or None."""
 
     attention_norm: Tensor      # (C,)
     qkv: tuple                  # ((H + 2·G)·D, C): q, k and v, stacked

@@ -76,7 +76,8 @@ def attend(q, k, v):                                # (T, H, D), 2 × (T, G, D) 
 
 
 class PlainLayer(torch.nn.Module):
-    """One layer. Its weights are buffers with the names of the fields of g01's Layer."""
+    """One layer.
+    Its weights are buffers with the names of the fields of g01's Layer."""
 
     def __init__(self, layer, m):
         super().__init__()
@@ -242,7 +243,8 @@ class Plan(NamedTuple):
 
 
 def plan_memory(run: Recording) -> Plan:
-    """The Plan of a run. Inputs and weights lie elsewhere."""
+    """The Plan of a run.
+    Inputs and weights lie elsewhere."""
     sizes = {s: -(-size // ALIGNED) * ALIGNED for s, size in run.sizes.items()}
     lives = lifetimes([(launch.uses, launch.makes) for launch in run.launches], run.kept)
     offsets = place(sizes, lives)
@@ -287,7 +289,8 @@ class PassResult(NamedTuple):
 
 def run_passes(module: GraphModule, passes: Iterable[Callable], inputs: Sequence[Tensor],
                ops: Kernels) -> tuple[GraphModule, list[PassResult]]:
-    """(rewritten graph, [PassResult]): one before all passes, one after each. `module` stays.
+    """(rewritten graph, [PassResult]): one before all passes, one after each.
+    `module` stays.
 
     passes: functions (module, ops) -> found; unused calls are removed after each. inputs: tensors,
     the arguments of a run. After each pass the new graph and the captured one run on them and on

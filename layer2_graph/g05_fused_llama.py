@@ -48,7 +48,8 @@ def predict_numbers_saved(m: Config) -> int:
 
 def fused_block(model, i: int, x: Tensor, residual: Tensor | None, batch: Batch,
                 cache: Cache) -> tuple[Tensor, Tensor]:     # 2 × (T, C) -> 2 × (T, C)
-    """Layer i: (x, residual). The layer's result is their sum, which the next layer computes.
+    """Layer i: (x, residual).
+    The layer's result is their sum, which the next layer computes.
 
     x, residual: what the layer before returned. In the first layer x is the embedding and residual
     is None.

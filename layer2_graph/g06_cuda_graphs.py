@@ -289,8 +289,8 @@ def with_ops(model, ops):
 
 
 class GraphRunner:
-    """Behaves like a model whose steps use one cache. If a graph fits the step it is replayed,
-    otherwise the model runs eagerly.
+    """Behaves like a model whose steps use one cache.
+    If a graph fits the step it is replayed, otherwise the model runs eagerly.
 
     A graph fits by shapes alone: one new token per sequence (T = B), B at most the largest size,
     block tables at most as wide as the buffers. Contents are never read on the host, because that
@@ -330,7 +330,8 @@ class GraphRunner:
         return next((size for size in self.sizes if size >= B), None)
 
     def forward(self, batch: Batch, cache: Cache) -> Tensor:    # (B, V)
-        """Like the model's forward. The next step overwrites the scores; use or copy them first."""
+        """Like the model's forward.
+        The next step overwrites the scores; use or copy them first."""
         if cache is not self.cache:
             raise ValueError("GraphRunner: this is not the cache whose addresses the graphs have "
                              "recorded")
@@ -343,7 +344,8 @@ class GraphRunner:
 
 
 def asked(runner, batch):
-    """The names of all requests that the host makes in a step. A replay counts as one."""
+    """The names of all requests that the host makes in a step.
+    A replay counts as one."""
     recorder = Launches()
     twin = copy(runner)
     twin.model = with_ops(runner.model, recorder.counting(runner.model.ops))
@@ -450,8 +452,10 @@ def end_times(needs: Sequence[set[int]], costs: Sequence[float]) -> list[float]:
 
 
 def side_by_side(device: torch.device | str, *functions: Callable) -> list:
-    """[the result of each function]. On a GPU each function runs on its own stream between a fork
-    and a join; in a capture they become branches of the graph. On a CPU one runs after the other.
+    """[the result of each function].
+    On a GPU each function runs on its own stream between a fork and a join; in a capture they
+    become branches of the graph.
+    On a CPU one runs after the other.
     """
     if torch.device(device).type != "cuda":
         return [function() for function in functions]

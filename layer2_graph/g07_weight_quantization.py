@@ -82,7 +82,7 @@ def nearest(x: Tensor, levels: Sequence[float]) -> Tensor:
 
 def quantize(w: Tensor, levels: Sequence[float],
              scales: Tensor) -> Tensor:             # (…, K), (…, K / group) -> (…, K)
-    """Codes of w / scale, int8. Scales of shape (1, 1): one scale for the whole array."""
+    """Codes of w / scale, int8; scales of shape (1, 1) are one for the whole array."""
     groups = w.unflatten(-1, (scales.shape[-1], -1))                # (…, K / group, group)
     divisor = torch.where(scales > 0, scales, 1)[..., None]         # a group of zeros: by 1
     return nearest(groups / divisor, levels).flatten(-2)
@@ -136,7 +136,7 @@ def unpack(packed: Tensor, low: int, top: int,
 
 
 def grouped(w: Tensor, group: int) -> Tensor:       # (…, K) -> (…, K / group, group)
-    """w in groups. ValueError if the group does not divide a row, or w is not finite."""
+    """w in groups; ValueError if the group does not divide a row, or w is not finite."""
     if w.shape[-1] % group:
         raise ValueError(f"scales: rows of {w.shape[-1]} numbers, expected a multiple of the "
                          f"group, {group}")
@@ -146,7 +146,7 @@ def grouped(w: Tensor, group: int) -> Tensor:       # (…, K) -> (…, K / grou
 
 
 def half(scales: Tensor) -> Tensor:
-    """Scales rounded to fp16, returned as fp32. ValueError if one is larger than fp16 can hold."""
+    """Scales rounded to fp16, as fp32; ValueError if one is larger than fp16 can hold."""
     if scales.numel() and scales.max() > 65504:
         raise ValueError(f"scales: the largest is {scales.max():.6g}, expected up to fp16's 65504")
     return scales.half().float()

@@ -283,7 +283,8 @@ class QuantizedCache(PagedCache):
 
     def __init__(self, config: Config, sequences: int, room: int, k_levels: Sequence[float],
                  v_levels: Sequence[float], device: torch.device | str = "cpu"):
-        """room: tokens that each sequence may reach. ModelError if the model cannot."""
+        """room: tokens that each sequence may reach.
+        ModelError if the model cannot."""
         config.check_room(room)
         self.room = room
         self.pages = -(-room // SLOTS)

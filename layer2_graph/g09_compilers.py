@@ -57,8 +57,8 @@ class PlainBlock(torch.nn.Module):
 
 
 def energy(x: Tensor, n: Tensor, limit: float) -> Tensor:       # (T, C), () int64 -> (C,)
-    """The sum of squares of the first n rows, for each column. Before, x is scaled down so that no
-    number of it, in any row, is larger than the limit."""
+    """The sum of squares of the first n rows, for each column.
+    Before, x is scaled down so that no number of it, in any row, is larger than the limit."""
     if x.abs().max() > limit:
         x = x * (limit / x.abs().max())
     y = x * x

@@ -36,8 +36,9 @@ def predict_break_even() -> float:
 
 
 def predict_2_4_bytes() -> float:
-    """Bytes of a matrix in 2:4 over those of the whole in bf16. Each value that stays has an index
-    of the fewest bits that tell its place in its group of four."""
+    """Bytes of a matrix in 2:4 over those of the whole in bf16.
+    Each value that stays has an index of the fewest bits that tell its place in its group of
+    four."""
     # exercise: what does a group of four take?
     return (2 * 16 + 2 * 2) / (4 * 16)
 

@@ -76,7 +76,8 @@ def pool_heads(weight: Tensor, H: int, G: int) -> Tensor:           # (H·D, C) 
 
 
 class LatentLayer(NamedTuple):
-    """A layer's weights. Matrices have no biases."""
+    """A layer's weights.
+    Matrices have no biases."""
 
     attention_norm: Tensor      # (C,)
     q: Tensor                   # (H·(D + E), C): each head's D rows, then its E rows to be rotated
@@ -171,7 +172,8 @@ class LatentCache(PagedCache):
 
     def __init__(self, config: Config, sequences: int, room: int,
                  dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"):
-        """room: tokens that each sequence may reach. ModelError if the model cannot."""
+        """room: tokens that each sequence may reach.
+        ModelError if the model cannot."""
         width = config.latent + config.rotated
         super().__init__(replace(config, G=1, D=width), sequences, room, dtype, device)
         self.v = self.k[..., :0]
@@ -220,7 +222,8 @@ class LatentLlama(Llama):
 
 def load_latent(folder: Path | str, ops: Kernels | None = None, dtype: torch.dtype | None = None,
                 device: torch.device | str = "cpu") -> LatentLlama:
-    """The LatentLlama in a folder. ModelError says what is wrong with the folder."""
+    """The LatentLlama in a folder.
+    ModelError says what is wrong with the folder."""
     config = read_config(folder)
     if not config.latent:
         raise ModelError(f"{folder}: a model with keys and values, expected one with latents")
@@ -260,8 +263,8 @@ class WindowCache:
         self.v = torch.zeros_like(self.k)                           # (L, W + A, G, D)
 
     def step(self, new: Sequence[Sequence[int]]) -> Batch:
-        """The Batch that appends tokens to the sequence. ModelError beyond the model's longest:
-        the ring has room, and the model no such position."""
+        """The Batch that appends tokens to the sequence.
+        ModelError beyond the model's longest: the ring has room, and the model no such position."""
         tokens, = new
         if self.N and len(tokens) > 1:
             raise ValueError(f"WindowCache: {len(tokens)} new tokens after {self.N}, expected 1")

@@ -197,7 +197,8 @@ def llama_of(config: Config, weights: dict[str, Tensor], ops: Kernels) -> Llama:
 
 def load_moe(folder: Path | str, ops: Kernels | None = None, dtype: torch.dtype | None = None,
              device: torch.device | str = "cpu") -> Llama:
-    """As g01's `load`, of a folder with experts or without. ModelError says what is wrong."""
+    """As g01's `load`, of a folder with experts or without.
+    ModelError says what is wrong."""
     config = read_config(folder)
     if not config.E:
         return load(folder, ops, dtype, device)

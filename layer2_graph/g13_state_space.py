@@ -278,7 +278,8 @@ def delta_step(state: Tensor, k: Tensor, v: Tensor, log_a: Tensor, beta: Tensor)
 
 def delta_chunk(q: Tensor, k: Tensor, v: Tensor, log_a: Tensor, beta: Tensor,
                 state: Tensor) -> tuple[Tensor, Tensor]:
-    """(y (Q, H, P), state) of Q tokens of the delta rule. Arrays as of chunk_step; beta (Q, H)
+    """(y (Q, H, P), state) of Q tokens of the delta rule.
+    Arrays as of chunk_step; beta (Q, H)
 
     What token t adds under its key depends on what tokens before it added: a triangular system. Its
     solution takes the place of v.

@@ -285,7 +285,8 @@ class Span(NamedTuple):
 def schedule(program: Sequence[Instruction], blocks: int, loads: Sequence[float],
              work: Sequence[float], gap: float | None = None,
              early: bool = False) -> list[Span]:
-    """When each instruction of a list runs, dealt out as the kernel does it. A drawing, no time.
+    """When each instruction of a list runs, dealt out as the kernel does it.
+    A drawing, no time.
 
     An instruction loads its weights, then computes. loads, work: what both take, for each
     gap: each stage is a launch: it begins `gap` after the end of all before it. None: one kernel

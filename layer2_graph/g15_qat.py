@@ -104,7 +104,8 @@ def on_grid(w: Tensor, scales: Tensor, low: int, top: int) -> Tensor:       # ->
 
 
 def fake_quantise(w: Tensor, scales: Tensor, low: int, top: int) -> Tensor:     # -> (…, K)
-    """What the kernel will see of w, bit by bit: its codes times fp16 scales. It can be trained."""
+    """What the kernel will see of w, bit by bit: its codes times fp16 scales.
+    It can be trained."""
     return on_grid(w, as_half(scales), low, top)
 
 

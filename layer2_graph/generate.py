@@ -89,7 +89,8 @@ def used(model):
 
 
 def pieces(tokenizer, prompt, tokens):              # yields str
-    """The text of tokens as they come. A letter of several tokens waits until it is complete."""
+    """The text of tokens as they come.
+    A letter of several tokens waits until it is complete."""
     every = list(prompt)
     shown = tokenizer.decode(prompt)
     for token in tokens:
@@ -113,7 +114,8 @@ def whose(sources, names):
 
 
 def write(model, oracle, tokenizer, text, prompt, count):
-    """Write one continuation. False where it differs from the oracle's by more than rounding."""
+    """Write one continuation.
+    False where it differs from the oracle's by more than rounding."""
     print(f"\n{text}", end="", flush=True)
     own = []
     clock = [time.monotonic()]
@@ -136,8 +138,8 @@ def write(model, oracle, tokenizer, text, prompt, count):
 
 
 def agrees(difference):
-    """Say where tokens differ from PyTorch's, if they do. False where rounding does not explain
-    it."""
+    """Say where tokens differ from PyTorch's, if they do.
+    False where rounding does not explain it."""
     if difference is None:
         print("the same tokens as PyTorch")
         return True
@@ -175,7 +177,8 @@ def check_table(folder, config, ops, dtype):
 
 
 def prepare(folder, prompts, count, ignore=()):
-    """(config, weights, tokenizer, prompts in tokens). ModelError or ValueError in one line."""
+    """(config, weights, tokenizer, prompts in tokens).
+    ModelError or ValueError in one line."""
     config = read_config(folder, ignore)
     tokenizer = Letters() if is_nano(folder) else Tokenizer(folder, config)
     encoded = [tokenizer.encode(text) for text in prompts]

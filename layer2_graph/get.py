@@ -25,7 +25,8 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 
 
 def fetch(name, folder, ignore=()):
-    """Put a model's files into a folder; -> the revision. ModelError if it cannot be run.
+    """Put a model's files into a folder; -> the revision.
+    ModelError if it cannot be run.
 
     An interrupted download is resumed. Files of an earlier revision that this one lacks are
     deleted. CourseError if the hub cannot be reached.
@@ -63,7 +64,8 @@ def remove_others(folder, names):
 
 @app.command()
 def get(model: Annotated[str, typer.Argument(metavar="OWNER/NAME")], ignore: IGNORE = None):
-    """Fetch a model from the Hugging Face hub. The course checks that it can run it."""
+    """Fetch a model from the Hugging Face hub.
+    The course checks that it can run it."""
     if not NAME.fullmatch(model):
         raise CourseError(f"expected OWNER/NAME, such as HuggingFaceTB/SmolLM2-135M; "
                           f"found {model!r}")

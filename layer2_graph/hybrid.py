@@ -61,7 +61,8 @@ def short_convolution(x: Tensor, filters: Tensor) -> Tensor:    # (…, W - 1 + 
 
 
 class StateCache:
-    """What layers with a state keep of each request: a row, its seat. All fp32."""
+    """What layers with a state keep of each request: a row, its seat.
+    All fp32."""
 
     def __init__(self, m: Config, seats: int, device: torch.device | str = "cpu"):
         L = len(m.linear)
@@ -116,7 +117,8 @@ class StateCache:
 
 
 class HybridCache(PagedCache):
-    """A PagedCache of the layers that attend, and the states of the others. Seat b is sequence b's.
+    """A PagedCache of the layers that attend, and the states of the others.
+    Seat b is sequence b's.
     """
 
     def __init__(self, config: Config, sequences: int, room: int,
@@ -130,7 +132,8 @@ class HybridCache(PagedCache):
 
 
 class HybridLlama(Llama):
-    """A Llama whose layers m.linear keep a state. Its cache has one more part, `state`."""
+    """A Llama whose layers m.linear keep a state.
+    Its cache has one more part, `state`."""
 
     has_state = True
 
@@ -158,7 +161,9 @@ class HybridLlama(Llama):
 
     def forward(self, batch: Batch, cache: HybridCache,     # type: ignore[override]
                 every: bool = False) -> Tensor:             # (B, V), or (T, V) for every token
-        """As Llama's. ValueError for a batch without seats. If a kernel raises, states are as they
+        """As Llama's.
+        ValueError for a batch without seats.
+        If a kernel raises, states are as they
         were: they would take the same tokens in twice when the step is tried again."""
         if not isinstance(batch, SeatedBatch):
             raise ValueError("HybridLlama: a batch without seats, expected the row of the state of "
@@ -201,7 +206,8 @@ class HybridLlama(Llama):
 
 def load_hybrid(folder: Path | str, ops: Kernels | None = None, dtype: torch.dtype | None = None,
                 device: torch.device | str = "cpu") -> HybridLlama:
-    """The HybridLlama in a folder. ModelError says what is wrong with the folder."""
+    """The HybridLlama in a folder.
+    ModelError says what is wrong with the folder."""
     config = read_config(folder)
     if not config.linear:
         raise ModelError(f"{folder}: no layer keeps a state, expected a model with some that do")

@@ -66,7 +66,8 @@ class Weights(NamedTuple):
 
 
 class Tensors(NamedTuple):
-    """What instructions write, in the order of the kernel's parameters. No array is used twice."""
+    """What instructions write, in the order of the kernel's parameters.
+    No array is used twice."""
 
     x: np.ndarray                   # (L + 1, C): before each layer, and after the last
     qkv: np.ndarray                 # (L, (H+2G)·D)
@@ -126,7 +127,8 @@ class Machine:
         self.counters = [0] * (STAGES * m.L + 2)
 
     def execute(self, instruction: Instruction) -> None:
-        """Compute and write the rows of an instruction. It neither waits nor signals."""
+        """Compute and write the rows of an instruction.
+        It neither waits nor signals."""
         op, i, begin, end = instruction[:4]
         rows = slice(begin, end)
         w = self.weights

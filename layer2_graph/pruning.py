@@ -90,13 +90,15 @@ def in_2_4(score: Score) -> Score:
 
 
 def in_2_4_down(score: Score) -> Score:
-    """The mistake: groups of four down the columns. As many zeros, where no instruction wants them.
+    """The mistake: groups of four down the columns.
+    As many zeros, where no instruction wants them.
     """
     return {name: keep_2_4(s.T).T for name, s in score.items()}
 
 
 def channels(score: Score, share: float) -> Score:
-    """Whole neurons of each MLP: a row of gate and up, and a column of down. Attention stays."""
+    """Whole neurons of each MLP: a row of gate and up, and a column of down.
+    Attention stays."""
     masks = {name: torch.ones_like(s, dtype=torch.bool) for name, s in score.items()}
     for first in [name for name in score if MLP[0] in name]:
         gate, up, down = (first.replace(MLP[0], part) for part in MLP)

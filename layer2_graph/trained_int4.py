@@ -18,7 +18,8 @@ __all__ = ["int4_llama", "int4_weight"]
 
 
 def int4_weight(matrix: PackedMatrix) -> PackedWeight:
-    """An exported int4 matrix in k15's layout. ValueError where its groups do not fit there."""
+    """An exported int4 matrix in k15's layout.
+    ValueError where its groups do not fit there."""
     N, K = matrix.shape
     groups = matrix.scales.shape[1]
     group = K // groups

@@ -33,7 +33,8 @@ class PatternError(ValueError):
 
 
 class Automaton(NamedTuple):
-    """A state is what may still come of a text. From each state an end can be reached.
+    """A state is what may still come of a text.
+    From each state an end can be reached.
 
     table: (states, 256) int32, the state after a byte; -1: no text goes on so
     start: the state of the empty text    accepting: (states,) bool, whether a text may end there
@@ -340,7 +341,8 @@ def states_of(nodes: Nodes, begin: int, end: int) -> tuple[np.ndarray, np.ndarra
 
 
 def trimmed(table: np.ndarray, accepting: np.ndarray) -> Automaton:
-    """Without states from which no end can be reached. PatternError if no text matches at all."""
+    """Without states from which no end can be reached.
+    PatternError if no text matches at all."""
     states, codes = np.nonzero(table >= 0)
     edges = np.unique(np.stack((table[states, codes], states)), axis=1)     # (after, before)
     first = np.searchsorted(edges[0], np.arange(len(table) + 1))

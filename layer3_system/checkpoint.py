@@ -26,22 +26,24 @@ class Files(Protocol):
     """What a checkpoint is written to: a folder, or a disk of a test."""
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file. It may still be in memory alone, and be lost if the power fails."""
+        """Write a file.
+        It may still be in memory alone, and be lost if the power fails."""
 
     def sync(self, name: str) -> None:
-        """Wait until a file's bytes are on the disk, and its first name if it is new. So it is on
-        ext4 and XFS; POSIX promises the bytes alone (fsync(2): its entry in the folder is not
-        necessarily kept)."""
+        """Wait until a file's bytes are on the disk, and its first name if it is new.
+        So it is on ext4 and XFS; POSIX promises the bytes alone (fsync(2): its entry in the
+        folder is not necessarily kept)."""
 
     def rename(self, old: str, new: str) -> None:
-        """Give a file another name, at once; it may be lost until `sync_folder`. FileNotFoundError
-        if there is no `old`"""
+        """Give a file another name, at once; it may be lost until `sync_folder`.
+        FileNotFoundError if there is no `old`"""
 
     def sync_folder(self) -> None:
         """Wait until the names of all files are on the disk."""
 
     def read(self, name: str) -> bytes:
-        """A file's bytes. FileNotFoundError if there is none"""
+        """A file's bytes.
+        FileNotFoundError if there is none"""
 
     def names(self) -> list[str]:
         """The names of all files, in no order."""
@@ -147,7 +149,8 @@ def write_manifest(step: int, digests: list[str]) -> bytes:
 
 
 def read_manifest(data: bytes) -> Manifest:
-    """The manifest in some bytes. ValueError if they are cut short, or something else"""
+    """The manifest in some bytes.
+    ValueError if they are cut short, or something else"""
     try:
         entries = json.loads(data)
     except ValueError:
@@ -162,7 +165,8 @@ def read_manifest(data: bytes) -> Manifest:
 
 
 def pack(state: dict[str, Any]) -> bytes:
-    """A state as safetensors. Its entries without tensors are a text of JSON in there."""
+    """A state as safetensors.
+    Its entries without tensors are a text of JSON in there."""
     tensors = {f"{part}/{name}": tensor.detach().contiguous() for part in PARTS
                for name, tensor in state[part].items()}
     rest = {key: value for key, value in state.items() if key not in (*PARTS, "generator")}

@@ -36,7 +36,8 @@ def unzigzag(parts: list[Tensor]) -> Tensor:            # W × (n, …) -> (N, �
 
 
 class Attend:
-    """Attention of some queries to some keys, on this rank. `pairs`: (query, key) of each call"""
+    """Attention of some queries to some keys, on this rank.
+    `pairs`: (query, key) of each call"""
 
     def __init__(self, scale: float, ops: Kernels | None = None) -> None:
         self.scale = scale

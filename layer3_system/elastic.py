@@ -81,7 +81,8 @@ class Job:
         print(f"rank {self.group.rank}: {words}", file=sys.stderr, flush=True)
 
     def resume(self) -> None:
-        """Go on from the last good checkpoint, if there is one. All ranks take the same."""
+        """Go on from the last good checkpoint, if there is one.
+        All ranks take the same."""
         own = choose(self.files, self.parts.last_good, self.say) if self.group.rank == 0 else None
         step = self.group.gather(own)[0]
         if step is not None:
@@ -136,7 +137,8 @@ def options_of() -> argparse.Namespace:
 
 
 def folder_of(options: argparse.Namespace) -> Folder:
-    """The folder for checkpoints. SystemExit where there can be none."""
+    """The folder for checkpoints.
+    SystemExit where there can be none."""
     try:
         return Folder(options.save, options.pause)
     except OSError as error:

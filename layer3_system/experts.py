@@ -10,7 +10,8 @@ __all__ = ["own_experts", "place_experts", "to_fp8"]
 
 
 def own_experts(w: Tensor, r: int, W: int) -> Tensor:       # (E, …) -> (E/W, …)
-    """Rank r's experts. ValueError unless W divides E."""
+    """Rank r's experts.
+    ValueError unless W divides E."""
     if len(w) % W:
         raise ValueError(f"own_experts: {len(w)} experts do not divide by {W} ranks")
     return w.chunk(W)[r].clone()                # a view would keep all experts in memory

@@ -33,8 +33,8 @@ FILE_HEADER = struct.Struct("<4sH32sQI")    # magic, version, digest, bytes a pa
 
 
 def digest_of(config: Config, weights: dict[str, torch.Tensor], S: int) -> bytes:
-    """32 bytes that differ for another model, other weights, another dtype or page size. It reads
-    all weights once."""
+    """32 bytes that differ for another model, other weights, another dtype or page size.
+    It reads all weights once."""
     whole = hashlib.sha256(repr((config, S)).encode())
     for name, weight in sorted(weights.items()):
         whole.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
@@ -43,7 +43,8 @@ def digest_of(config: Config, weights: dict[str, torch.Tensor], S: int) -> bytes
 
 
 class FileTier:
-    """Names and their records in a file. The name that was written longest ago is given up first.
+    """Names and their records in a file.
+    The name that was written longest ago is given up first.
 
     failures: records that could not be written    misses: records that could not be read
     """
@@ -151,7 +152,8 @@ class FileTier:
         return payload
 
     def put(self, name: bytes, payload: bytes) -> None:
-        """Write a page. If the disk is full it is lost, and counted."""
+        """Write a page.
+        If the disk is full it is lost, and counted."""
         if name in self.slot_of:
             return
         if not self.free:

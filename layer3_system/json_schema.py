@@ -35,7 +35,8 @@ class StackNeeded(SchemaError):
 
 
 def pattern_of(schema: Schema) -> str:
-    """The pattern of texts that a schema allows. SchemaError says what is wrong, and where.
+    """The pattern of texts that a schema allows.
+    SchemaError says what is wrong, and where.
 
     Known are enum, const, anyOf, $ref to $defs, and the types with the keys of KEYS.
     """
@@ -108,7 +109,8 @@ def read_part(schema: Any, at: str, root: Schema, refs: tuple[str, ...]) -> str:
 
 
 def fits(value: Any, kind: Any, at: str) -> bool:
-    """True. SchemaError if a value of enum or const has another type than the schema says."""
+    """True.
+    SchemaError if a value of enum or const has another type than the schema says."""
     kinds = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array",
              dict: "object"}
     own = kinds.get(type(value), "null")

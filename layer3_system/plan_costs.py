@@ -46,7 +46,8 @@ def layer_parameters(model: Architecture, dense: bool) -> LayerParameters:
 
 
 def stage_layers(model: Architecture, pp: int, i: int) -> range:
-    """The layers of stage i of pp. The embedding counts as a layer before the first, the head as
+    """The layers of stage i of pp.
+    The embedding counts as a layer before the first, the head as
     one after the last: so Llama 3 cut 126 layers in 16. v > 1 deals them out in another order, and
     as many."""
     size, rest = divmod(model.shape.L + 2, pp)
@@ -143,8 +144,9 @@ def cache_bytes_per_token(model: Architecture) -> int:
 
 
 def step_flops(model: Architecture, batch: int, T: int, recompute: bool = False) -> float:
-    """FLOPs of a step of `batch` sequences, all ranks together. Attention is causal: half of o04's
-    square. recompute: forward of the layers, but not of the head, runs a second time."""
+    """FLOPs of a step of `batch` sequences, all ranks together.
+    Attention is causal: half of o04's square. recompute: forward of the layers, but not of the
+    head, runs a second time."""
     m = model.shape
     experts = model.experts
     dense = layer_parameters(model, True)
@@ -216,7 +218,8 @@ def share_seconds(model: Architecture, cluster: Cluster, plan: TrainingPlan, col
 
 
 def total_seconds(seconds: dict[str, float]) -> float:
-    """The parts of a step together. What dp sends hides behind backward, two thirds of the
-    arithmetic, as far as it fits; nothing else overlaps."""
+    """The parts of a step together.
+    What dp sends hides behind backward, two thirds of the arithmetic, as far as it fits; nothing
+    else overlaps."""
     rest = sum(value for part, value in seconds.items() if part != "dp")
     return rest + max(0.0, seconds["dp"] - 2 / 3 * seconds["compute"])

@@ -51,7 +51,8 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Cluster:
-    """W GPUs in machines of `node`. Rates: an H100's data sheet, InfiniBand of 400 Gbit/s."""
+    """W GPUs in machines of `node`.
+    Rates: an H100's data sheet, InfiniBand of 400 Gbit/s."""
 
     W: int
     memory: float = 80e9        # bytes of a rank

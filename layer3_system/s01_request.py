@@ -35,7 +35,8 @@ BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 @dataclass(eq=False)
 class Request:
-    """One answer while it is being generated. No two requests are equal.
+    """One answer while it is being generated.
+    No two requests are equal.
 
     Each step computes some of its tokens: num_computed chases num_tokens, and when it catches up, a
     token is sampled. Prefill and decode are nothing more than that.
@@ -188,7 +189,8 @@ def logprobs_of(z: torch.Tensor, token: int, count: int) -> dict[int, float]:   
 
 
 class Detokenizer:
-    """Turns tokens into text as they arrive. A character is shown when its last byte has come.
+    """Turns tokens into text as they arrive.
+    A character is shown when its last byte has come.
 
     Each call decodes only the newest tokens: those that came since the text was last complete, and
     the ones before them that completed it, as the spelling of a word may depend on what precedes.

@@ -51,7 +51,8 @@ def slots_of(table: list[int], begin: int, end: int, S: int) -> list[int]:
 
 
 class BlockPool:
-    """Which pages are in use, and in how many tables. The keys and values are in `Pages`.
+    """Which pages are in use, and in how many tables.
+    The keys and values are in `Pages`.
 
     A table is the list of a sequence's page numbers, in order. It belongs to the sequence; the
     pool's methods change that list in place.
@@ -192,7 +193,8 @@ class Pages:
 
 
 class PooledCache(Pages):
-    """Like g01's cache, but sequences can arrive, grow, branch and leave. Each has a name."""
+    """Like g01's cache, but sequences can arrive, grow, branch and leave.
+    Each has a name."""
 
     def __init__(self, config, pool):
         super().__init__(config, pool.P, pool.S)
@@ -217,7 +219,8 @@ class PooledCache(Pages):
         return self.pool.grow(table, N + n)
 
     def step(self, new):
-        """The Batch that appends new[name], [token], to that sequence. Call reserve first."""
+        """The Batch that appends new[name], [token], to that sequence.
+        Call reserve first."""
         starts = [self.lens[name] for name in new]
         self.lens |= {name: self.lens[name] + len(tokens) for name, tokens in new.items()}
         lens = [self.lens[name] for name in new]

@@ -90,7 +90,8 @@ def static_steps(outputs: Sequence[int], B: int) -> int:
 
 
 def idle_slot_steps(outputs: Sequence[int], B: int) -> int:
-    """Slot-steps without a token. Each step has B seats, also in a last batch that is not full."""
+    """Slot-steps without a token.
+    Each step has B seats, also in a last batch that is not full."""
     return B * static_steps(outputs, B) - sum(outputs)
 
 
@@ -177,8 +178,9 @@ class StaticScheduler:
             self.running.append(self.waiting.popleft())
 
     def fork(self, request: Request) -> None:
-        """Start the other answers to a request's prompt. They share its full pages, and copy its
-        last one. Those without enough free pages wait for the next batch."""
+        """Start the other answers to a request's prompt.
+        They share its full pages, and copy its last one.
+        Those without enough free pages wait for the next batch."""
         full = len(request.prompt) // self.pool.S
         late = []
         for other in request.forks:
@@ -209,7 +211,8 @@ class StaticScheduler:
         self.waiting.appendleft(request)
 
     def finish(self, request: Request, reason: str) -> None:
-        """Finish a request in any state. Its seat stays empty until the batch has finished."""
+        """Finish a request in any state.
+        Its seat stays empty until the batch has finished."""
         if request.status == "finished":
             return
         (self.running if request.status == "running" else self.waiting).remove(request)

@@ -52,7 +52,8 @@ class Scheduler:
         self.copies: dict[int, int] = {}
 
     def add(self, request: Request) -> None:
-        """Queue a request. RequestError if all pages together cannot hold its prompt and a token.
+        """Queue a request.
+        RequestError if all pages together cannot hold its prompt and a token.
 
         Its answer ends when all pages are full.
         """

@@ -90,8 +90,9 @@ class HashChain:
         return longest_hit(self.names(request, count, S), self.page_of)
 
     def note(self, request: Request, i: int, S: int) -> int:
-        """Enter page i of a request. Returns the page to use: an older page with the same text if
-        there is one, otherwise the request's own."""
+        """Enter page i of a request.
+        Returns the page to use: an older page with the same text if there is one, otherwise the
+        request's own."""
         name = self.names(request, i + 1, S)[i]
         page = self.page_of.setdefault(name, request.table[i])
         self.name_of[page] = name
@@ -118,7 +119,8 @@ class Node:
 
 
 def split(node: Node, place: int) -> Node:
-    """Cut a node in two. It keeps the pages before `place`, 0 < place < len(node.pages).
+    """Cut a node in two.
+    It keeps the pages before `place`, 0 < place < len(node.pages).
 
     Returns the new node, which takes the pages from `place` on and all children. It becomes the old
     node's only child.
@@ -168,8 +170,9 @@ class RadixTree:
         return pages
 
     def note(self, request: Request, i: int, S: int) -> int:
-        """Enter page i of a request. Returns the page to use: an older page with the same text if
-        there is one, otherwise the request's own."""
+        """Enter page i of a request.
+        Returns the page to use: an older page with the same text if there is one, otherwise the
+        request's own."""
         own = request.table[i]
         key = self.key(request, i, S)
         node, place = self.place_of.get(request.table[i - 1], (None, 0)) if i else (self.root, -1)

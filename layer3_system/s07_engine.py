@@ -93,8 +93,8 @@ def build_step(counts: dict[Request, int], S: int) -> Batch:
 
 def carry_over(batch: Batch, counts: dict[Request, int],
                newest: dict[Request, torch.Tensor]) -> None:
-    """Put tokens that are still being computed into a batch that builds on them. Nothing is read
-    from the device.
+    """Put tokens that are still being computed into a batch that builds on them.
+    Nothing is read from the device.
 
     newest: {request: its token that is still being computed}
     """
@@ -174,7 +174,8 @@ def end_request(engine: "Engine", request: Request, reason: str, error: str | No
 
 
 class Engine:
-    """Serves requests with a model. Pool, scheduler and sampler are arguments."""
+    """Serves requests with a model.
+    Pool, scheduler and sampler are arguments."""
 
     def __init__(self, model: Model, tokenizer: Codec, pool: BlockPool | None = None,
                  scheduler: Scheduler | StaticScheduler | None = None,
@@ -229,8 +230,8 @@ class Engine:
     def submit(self, prompt: list[int], params: SamplingParams | None = None,
                id: str | None = None, salt: str = "", hold: bool = False,
                received: tuple[torch.Tensor, torch.Tensor] | None = None) -> list[Request]:
-        """Queue a prompt: its [Request], one for each of its n answers. RequestError if it cannot
-        be served.
+        """Queue a prompt: its [Request], one for each of its n answers.
+        RequestError if it cannot be served.
 
         hold: keep the pages of an answer after its end, until `release`
         received: keys and values of the prompt, computed elsewhere, as `Pages.read` gives them
@@ -341,7 +342,8 @@ class Engine:
         return Flight(counts, batch, draws, logits, tokens)
 
     def commit(self, flight: Flight) -> list[Output]:
-        """Read what a step computed: [Output] of each request with news. Some end with it."""
+        """Read what a step computed: [Output] of each request with news.
+        Some end with it."""
         outputs = []
         for output in self.outputs.commit(flight):
             if output.reason:
@@ -354,7 +356,8 @@ class Engine:
 
 
 def check_engine(engine: Engine) -> None:
-    """Broken if an invariant does not hold. Call it after every step."""
+    """Broken if an invariant does not hold.
+    Call it after every step."""
     pool = engine.pool
     scheduler = engine.scheduler
     running = scheduler.running

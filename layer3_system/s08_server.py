@@ -67,7 +67,8 @@ def boolean(fields: dict[str, Any], name: str) -> bool:
 
 def to_params(fields: dict[str, Any], chat: bool, names: dict[str, str] | None = None,
               limits: Limits = LIMITS) -> SamplingParams:
-    """The SamplingParams for a request's fields. ApiError 400, naming the field, if one is wrong.
+    """The SamplingParams for a request's fields.
+    ApiError 400, naming the field, if one is wrong.
 
     None counts as absent. A chat without max_tokens may fill the context (None); a completion has
     16 tokens, the default of SamplingParams. names: {our name: the client's} of fields that the
@@ -219,7 +220,8 @@ class Bridge:
 
     def submit(self, id: str, prompts: list[list[int]], params: SamplingParams,
                names: dict[str, str] | None = None) -> Call:
-        """Queue prompts, [[token]]: their Call. ApiError if they are refused."""
+        """Queue prompts, [[token]]: their Call.
+        ApiError if they are refused."""
         self.check_open()
         try:
             for prompt in prompts:

@@ -17,7 +17,8 @@ __all__ = ["Objective", "Sample", "Summary", "goodput", "percentile", "poisson_a
 
 
 class Sample(NamedTuple):
-    """One request as its client saw it. Times in seconds since the test began."""
+    """One request as its client saw it.
+    Times in seconds since the test began."""
 
     arrival: float          # when the request was due
     first: float | None     # when its first token came; None if none did
@@ -82,7 +83,8 @@ def goodput(samples: Sequence[Sample], objective: Objective, seconds: float) -> 
 
 
 class Summary(NamedTuple):
-    """A load test in numbers. Percentiles are {0.5: …, 0.9: …, 0.99: …}, seconds, or None."""
+    """A load test in numbers.
+    Percentiles are {0.5: …, 0.9: …, 0.99: …}, seconds, or None."""
 
     requests: int
     failed: int

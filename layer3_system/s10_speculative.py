@@ -77,7 +77,8 @@ def draw_by_noise(shares: np.ndarray, noise: np.ndarray) -> int:    # (V,), (V,)
 
 
 def pick(weights: np.ndarray, u: float) -> int:                     # (V,) -> int
-    """The token at which the running sum of the weights passes u of their total. They need not add
+    """The token at which the running sum of the weights passes u of their total.
+    They need not add
     up to 1; ValueError if all of them are 0.    u: a number in [0, 1)"""
     sums = np.cumsum(weights)
     if not sums[-1] > 0:
@@ -88,8 +89,8 @@ def pick(weights: np.ndarray, u: float) -> int:                     # (V,) -> in
 
 def accept(p: np.ndarray, q: np.ndarray, guesses: list[int], u_accept: np.ndarray,
            u_draw: np.ndarray) -> list[int]:
-    """The tokens of a step: the guesses that hold, then one that is drawn. They are distributed as
-    without guesses (Leviathan, Kalman and Matias, 2023).
+    """The tokens of a step: the guesses that hold, then one that is drawn.
+    They are distributed as without guesses (Leviathan, Kalman and Matias, 2023).
 
     p: (γ + 1, V), the model's shares for each guess, and for the token after the last one
     q: (γ, V), the draft's; guess i was drawn with the shares q[i]

@@ -21,7 +21,8 @@ __all__ = ["Costs", "TieredPool", "read_record", "worth_loading"]
 
 
 def predict_rate() -> float:
-    """GB/s of a link below which computing a token is faster than loading it. Within 3 % is right.
+    """GB/s of a link below which computing a token is faster than loading it.
+    Within 3 % is right.
 
     Llama-3.1-8B: a token takes 16.06 GFLOP, its keys and values are 131,072 bytes. The GPU computes
     495 TFLOP/s. (A GB is 10⁹ bytes; latency and attention do not count here.)
@@ -31,7 +32,8 @@ def predict_rate() -> float:
 
 
 def predict_found() -> float:
-    """The share of documents that are found, from the second round on. From 0 to 1.
+    """The share of documents that are found, from the second round on.
+    From 0 to 1.
 
     64 documents are asked for in turn, again and again. The device holds 8, host memory 30 others.
     Both give up what was used longest ago.
@@ -97,8 +99,9 @@ class TieredPool(PrefixPool):
         return page
 
     def promote(self, names: list[bytes]) -> None:
-        """Bring up what is below, up to the first name that is nowhere. All pages are held until
-        the last is there, then they are free and known: the scheduler finds them."""
+        """Bring up what is below, up to the first name that is nowhere.
+        All pages are held until the last is there, then they are free and known: the scheduler
+        finds them."""
         pages = []
         for name in names:
             page = self.index.page_of.get(name)
@@ -132,7 +135,8 @@ class TieredPool(PrefixPool):
         return self.costs is None or worth_loading(tokens, before, self.costs)
 
     def has_room(self, request: Request, pages: list[int]) -> bool:
-        """Whether a request fits now. Else it waits, and what is loaded for it falls out again."""
+        """Whether a request fits now.
+        Else it waits, and what is loaded for it falls out again."""
         shared = sum(self.refs[page] > 0 for page in pages)
         return pages_for(request.num_tokens, self.S) - shared + self.spare <= len(self.free)
 

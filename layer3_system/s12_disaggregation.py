@@ -55,8 +55,8 @@ def parts_done(begin: int, end: int, prompt: int, S: int) -> list[int]:
 
 
 class Outbox:
-    """The pages of one request that are sent, on the sender's side. They must not change until
-    nothing reads them any more."""
+    """The pages of one request that are sent, on the sender's side.
+    They must not change until nothing reads them any more."""
 
     def __init__(self, pool: BlockPool, lease_ends: float):
         """lease_ends: when the receiver has no right to them any more, in seconds"""
@@ -75,7 +75,8 @@ class Outbox:
         self.table += pages
 
     def settle(self, now: float) -> bool:
-        """Give the pages back if that is safe. True when they are given back, which happens once.
+        """Give the pages back if that is safe.
+        True when they are given back, which happens once.
 
         It is safe when the receiver has all of them, or does not want them, or is dead, or its
         lease is over. But a page under a send must not change while somebody receives it.
@@ -109,7 +110,8 @@ class Inbox:
         self.missing = {(layer, place) for layer in range(L) for place in range(n)}
 
     def accept(self, part: Part) -> bool:
-        """Take in one part. True exactly once: when it is the last one that was missing.
+        """Take in one part.
+        True exactly once: when it is the last one that was missing.
 
         Not taken: a part of another request or another attempt, a torn one, one that is not
         missing. np.frombuffer(part.k, np.uint8) are its keys as numbers.

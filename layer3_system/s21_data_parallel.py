@@ -68,7 +68,8 @@ def fill_buckets(sizes: list[int], capacity: int) -> list[list[int]]:
 
 
 class Reduction:
-    """A sum over all ranks that has begun. Until `wait` returns it, nothing may touch `flat`."""
+    """A sum over all ranks that has begun.
+    Until `wait` returns it, nothing may touch `flat`."""
 
     def __init__(self, flat: Tensor) -> None:                       # (any,)
         self.flat = flat
@@ -111,7 +112,8 @@ class Buckets:
         self.reductions[b] = Reduction(flatten(self.gradients(b), 1))
 
     def ready(self, i: int) -> None:
-        """Gradient i is complete on this rank. All ranks launch bucket 0 first, then 1, and so on.
+        """Gradient i is complete on this rank.
+        All ranks launch bucket 0 first, then 1, and so on.
         """
         # exercise: its bucket lacks one less; launch what is full, as far as it is next in order
         self.missing[self.home[i]] -= 1
@@ -162,7 +164,8 @@ def adam_(weights: Tensor, gradient: Tensor, state: Adam, lr: float) -> None:   
 
 def zero_step(flat: Tensor, gradient: Tensor, state: Adam, lr: float,      # (N,), (N,)
               limit: float) -> float:
-    """This rank's share of a step. Returns the norm of the summed gradient, before clipping.
+    """This rank's share of a step.
+    Returns the norm of the summed gradient, before clipping.
 
     flat: weights of the whole model, padded; afterwards the new ones, on every rank.
     gradient: of this rank's tokens alone.  state: of this rank's shard.

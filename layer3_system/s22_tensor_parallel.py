@@ -57,8 +57,8 @@ def check_ranks(m: Config, n: int, name: str = "the model") -> None:
 
 
 def local_config(m: Config, n: int) -> Config:
-    """The Config of a rank's part of a model: pages, heads and rotary tables follow from it. V
-    stays whole, since every rank gathers all scores."""
+    """The Config of a rank's part of a model: pages, heads and rotary tables follow from it.
+    V stays whole, since every rank gathers all scores."""
     check_ranks(m, n)
     return replace(m, H=m.H // n, G=max(1, m.G // n), F=m.F // n)
 

@@ -161,8 +161,8 @@ def moe_layer(x: Tensor, layer: MoELayer, k: int, ops: Kernels,
 
 
 class ExpertParallelLlama(MoELlama):
-    """A Llama whose experts are on all ranks, with tokens of its own on each. All ranks must step
-    as often, one without work with a token that is never read."""
+    """A Llama whose experts are on all ranks, with tokens of its own on each.
+    All ranks must step as often, one without work with a token that is never read."""
 
     def experts(self, layer: MoELayer, y: Tensor) -> Tensor:            # (T, C) -> (T, C)
         return moe_layer(y, layer, self.config.k, self.ops, self.config.renormalise)

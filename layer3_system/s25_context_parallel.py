@@ -120,8 +120,8 @@ class Ring(torch.autograd.Function):
 
 
 class RingCache:
-    """What g01's Llama needs of a cache, for one sequence on W ranks, in zigzag. It keeps nothing:
-    for training and for reading a prompt."""
+    """What g01's Llama needs of a cache, for one sequence on W ranks, in zigzag.
+    It keeps nothing: for training and for reading a prompt."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch, ops: Kernels,
                scale: float) -> Tensor:                     # (n, H, D), 2 × (n, G, D) -> (n, H, D)
@@ -151,7 +151,8 @@ def predict_ring_over_ulysses() -> float:
 
 
 def gather_tokens(x: Tensor) -> Tensor:                     # (n, H, D) -> (N, H/W, D)
-    """All tokens of this rank's H / W heads, from its own n tokens of all heads. Tokens are cut in
+    """All tokens of this rank's H / W heads, from its own n tokens of all heads.
+    Tokens are cut in
     order: rank 0 has the first n. ValueError unless W divides H."""
     n, H, D = x.shape
     W = dist.get_world_size()

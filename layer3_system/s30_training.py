@@ -43,7 +43,8 @@ def rate(step: int, warm: int, steps: int, peak: float, floor: float) -> float:
 
 def adamw_step(w: Tensor, g: Tensor, m: Tensor, v: Tensor, t: int, lr: float,
                betas: tuple[float, float], eps: float, decay: float) -> None:
-    """Step t of AdamW on a weight and its two means, in place. All four have one shape and dtype.
+    """Step t of AdamW on a weight and its two means, in place.
+    All four have one shape and dtype.
 
     t: 1 is the first step.  lr: the learning rate.  betas: of m and of v.  decay: w loses
     lr · decay of itself. Loshchilov and Hutter 2019, algorithm 2
@@ -83,7 +84,8 @@ def accumulate(batches: Iterable[Any], loss_sum: Callable[[Any], tuple[Tensor, i
 
 def unscale_and_clip(gradients: list[Tensor | None], scale: float,
                      limit: float) -> tuple[float, bool]:
-    """(norm of all gradients together once unscaled, whether it is finite). In place.
+    """(norm of all gradients together once unscaled, whether it is finite).
+    In place.
 
     gradients: None for a weight that had no part.  scale: by which the loss was multiplied, so that
     each is divided by it.  limit: a longer gradient is made that long. If the norm is not finite,
@@ -107,15 +109,16 @@ def unscale_and_clip(gradients: list[Tensor | None], scale: float,
 
 
 class Recompute(torch.autograd.Function):
-    """A block that keeps its inputs alone, and runs again in backward. On a CPU its dropout drops
-    the same units both times; a GPU's generator is not put back.
+    """A block that keeps its inputs alone, and runs again in backward.
+    On a CPU its dropout drops the same units both times; a GPU's generator is not put back.
 
     `Recompute.apply(block, x, *weights)` is block(x, *weights).
     """
 
     @staticmethod
     def forward(ctx: Any, block: Callable[..., Tensor], x: Tensor, *weights: Tensor) -> Tensor:
-        """The block's result. No graph is kept: forward of a Function runs without one."""
+        """The block's result.
+        No graph is kept: forward of a Function runs without one."""
         ctx.block = block
         ctx.generator = torch.get_rng_state()           # dropout must drop the same units again
         ctx.save_for_backward(x, *weights)

@@ -56,7 +56,8 @@ def capture(run: TrainingRun | ShardedRun) -> dict[str, Any]:
 
 
 def restore(run: TrainingRun | ShardedRun, state: dict[str, Any]) -> None:
-    """Put a state into a run. ValueError where an entry or a tensor is not as the run has it"""
+    """Put a state into a run.
+    ValueError where an entry or a tensor is not as the run has it"""
     if missing := {"weights", "m", "v", "step", "place", "generator"} - set(state):
         raise ValueError(f"restore: the state has no entry {', '.join(sorted(missing))}")
     for part, own in (("weights", run.weights), ("m", run.m), ("v", run.v)):
@@ -138,8 +139,9 @@ class Saver:
             pending.result()
 
     def save(self, step: int) -> None:
-        """Begin to save the state as it is now, and return. First it waits for the write before,
-        so that there is one copy at a time. If that failed, its error is raised, and nothing begun.
+        """Begin to save the state as it is now, and return.
+        First it waits for the write before, so that there is one copy at a time.
+        If that failed, its error is raised, and nothing begun.
         """
         # exercise: wait, take the state as it is now, and let the pool write it
         self.wait()

@@ -12,7 +12,8 @@ class RequestError(ValueError):
 
 
 def whole(value, least, most=inf):
-    """Whether a value is an integer from least to most. True and False are not."""
+    """Whether a value is an integer from least to most.
+    True and False are not."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
@@ -42,7 +43,8 @@ def biases(value):
 
 @dataclass(frozen=True)
 class StructuredOutputs:
-    """What an answer must match as a whole. RequestError if it is not one thing.
+    """What an answer must match as a whole.
+    RequestError if it is not one thing.
 
     regex: a pattern    json: a JSON schema, as its text    json_object: True for any JSON object
     """
@@ -77,8 +79,8 @@ def parameter(default, expected, right, passed_through=True):
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How an answer is sampled and when it ends. A wrong value raises RequestError, which names the
-    field.
+    """How an answer is sampled and when it ends.
+    A wrong value raises RequestError, which names the field.
 
     max_tokens: most new tokens; None for as many as the model has room for
     min_tokens: before this many, only the length can end an answer

@@ -49,8 +49,8 @@ def numbers(request: Request, place: int) -> np.ndarray:        # (3,)
 
 
 def noise_of(request: Request, place: int, V: int) -> np.ndarray:           # (V,)
-    """One number a token, for the place-th token of a request from here. With a seed they are the
-    same with or without guesses, in any batch."""
+    """One number a token, for the place-th token of a request from here.
+    With a seed they are the same with or without guesses, in any batch."""
     return noise(request.seed, request.index, len(request.output) + place, V)
 
 

@@ -23,7 +23,8 @@ VALUES = ("enum", "const")              # those that hold texts' values, no sche
 
 
 def xgrammar() -> Any:
-    """The library. RequestError if it is not installed."""
+    """The library.
+    RequestError if it is not installed."""
     try:
         import xgrammar as library
     except ImportError:
@@ -62,7 +63,8 @@ class StackMatcher:
 
 
 class StackGrammars:
-    """What makes StackMatchers. RequestError if xgrammar is not installed."""
+    """What makes StackMatchers.
+    RequestError if xgrammar is not installed."""
 
     def __init__(self, vocabulary: list[bytes | None], ends: tuple[int, ...]):
         """ends: tokens that end an answer"""
@@ -78,8 +80,9 @@ class StackGrammars:
         return self.matchers({"type": "object"}, strict=False)
 
     def of_schema(self, schema: dict[str, Any]) -> Callable[[], StackMatcher]:
-        """Of a JSON schema. SchemaError as json_schema has it: xgrammar would ignore a keyword that
-        it does not enforce."""
+        """Of a JSON schema.
+        SchemaError as json_schema has it: xgrammar would ignore a keyword that it does not
+        enforce."""
         check_schema(schema)
         return self.matchers(bounded(schema), strict=True)
 

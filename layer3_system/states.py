@@ -29,8 +29,8 @@ class StatePages(Pages):
 
 
 class Seats:
-    """Which request has which row of the states. A request has one from its first step on, as long
-    as it runs."""
+    """Which request has which row of the states.
+    A request has one from its first step on, as long as it runs."""
 
     def __init__(self, R: int):
         self.free = list(range(R))

@@ -62,7 +62,8 @@ def vocabulary_of(tokenizer: Codec, V: int) -> list[bytes | None]:
 
 
 class RegexGrammar:
-    """An automaton over a vocabulary. Each state's mask is made when it is first asked for."""
+    """An automaton over a vocabulary.
+    Each state's mask is made when it is first asked for."""
 
     def __init__(self, automaton: Automaton, vocabulary: list[bytes | None],
                  ends: tuple[int, ...],
@@ -122,7 +123,8 @@ class RegexMatcher:
 
 
 class Grammars:
-    """Guides for the answers of an engine. Threads may share it."""
+    """Guides for the answers of an engine.
+    Threads may share it."""
 
     def __init__(self, tokenizer: Codec, config: Config, mask_guesses: MaskGuesses = mask_guesses):
         """mask_guesses: as s13's"""
@@ -134,11 +136,13 @@ class Grammars:
         self.compile = lru_cache(KEPT)(self.compile_now)
 
     def guide(self, form: StructuredOutputs) -> Guide:
-        """For one answer. RequestError if the grammar cannot be served."""
+        """For one answer.
+        RequestError if the grammar cannot be served."""
         return Guide(self.compile(form)(), self.mask_guesses)
 
     def compile_now(self, form: StructuredOutputs) -> Callable[[], Matcher]:
-        """What makes matchers at the start of a grammar. RequestError as `guide` has it."""
+        """What makes matchers at the start of a grammar.
+        RequestError as `guide` has it."""
         if not self.ends:
             raise RequestError("structured_outputs: this model has no token that ends a text")
         try:

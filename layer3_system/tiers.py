@@ -86,7 +86,8 @@ class Copies:
 
 
 class HostTier:
-    """Which names have a place in host memory. It knows nothing of what lies there.
+    """Which names have a place in host memory.
+    It knows nothing of what lies there.
 
     The name that was used longest ago is given up first. While a place is pinned it is not given
     up. A name that was just loaded goes to the front, since the device has it now, too; `renew`
@@ -132,7 +133,8 @@ class HostTier:
         self.place_of.move_to_end(name, last=False)
 
     def give_up(self) -> bool:
-        """Free the place of the name that was used longest ago. False if all are pinned."""
+        """Free the place of the name that was used longest ago.
+        False if all are pinned."""
         name = next((name for name in self.place_of if name not in self.pinned), None)
         if name is None:
             return False

@@ -60,8 +60,8 @@ def make(shape: str, steps: int, arm: str, recompute: bool, text: Tensor) -> Tra
 
 
 def perplexity(model: TrainableLlama, text: Tensor) -> float:
-    """A token, of held-out text, cut into windows that are read alone. ValueError where there is
-    not one window of it."""
+    """A token, of held-out text, cut into windows that are read alone.
+    ValueError where there is not one window of it."""
     if not (windows := min(JUDGED, len(text) // (T + 1))):
         raise ValueError(f"a held-out text of {len(text)} tokens, expected at least T + 1 = "
                          f"{T + 1}")
@@ -139,8 +139,8 @@ def arguments() -> argparse.Namespace:
 
 
 def save(files: Folder, name: str, state: dict[str, Any]) -> None:
-    """Write a state; the old one is there until the new one is whole and on the disk. OSError if it
-    cannot be."""
+    """Write a state; the old one is there until the new one is whole and on the disk.
+    OSError if it cannot be."""
     data = io.BytesIO()
     torch.save(state, data)
     part = f"{name}.part"
@@ -151,7 +151,8 @@ def save(files: Folder, name: str, state: dict[str, Any]) -> None:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """What `save` wrote. ValueError where it is damaged, or something else"""
+    """What `save` wrote.
+    ValueError where it is damaged, or something else"""
     try:
         state = torch.load(path)
     except OSError:

@@ -1,4 +1,5 @@
-"""What the graders share. Tolerances are named here, once, with their reason."""
+"""What the graders share.
+Tolerances are named here, once, with their reason."""
 
 import sys
 
@@ -56,10 +57,11 @@ def agree():
 
 @pytest.fixture
 def unseen(subject, reference):  # noqa: F811  (the fixture of that name)
-    """unseen(name, *arguments, precision=…): a function gives what the course's own gives. For
-    inputs drawn from `rng`: no one can know an instructor's beforehand, so answers stored for the
-    inputs of the other tests do not pass. An argument that is a function makes an object of the
-    lesson's on the side it is given; `shown` then says what the arguments are."""
+    """unseen(name, *arguments, precision=…): a function gives what the course's own gives.
+    For inputs drawn from `rng`: no one can know an instructor's beforehand, so answers stored for
+    the inputs of the other tests do not pass.
+    An argument that is a function makes an object of the lesson's on the side it is given;
+    `shown` then says what the arguments are."""
     def check(name, *arguments, precision="float64", shown=None):
         got, want = (getattr(side, name)(*(a(side) if callable(a) else a for a in arguments))
                      for side in (subject, reference))

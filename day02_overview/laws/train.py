@@ -96,7 +96,8 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Scores of the next character. The embedding serves as the head too.
+    """Scores of the next character.
+    The embedding serves as the head too.
 
     kind: "transformer", with rotary positions, or "lstm"
     """
@@ -198,7 +199,8 @@ def kept():
 
 
 def main():
-    """Make the named sets, or all. A run that is in runs.json is not repeated."""
+    """Make the named sets, or all.
+    A run that is in runs.json is not repeated."""
     torch.set_num_threads(1)
     for name in sys.argv[1:] or plan():
         for arguments in plan()[name]:

@@ -39,7 +39,8 @@ def shapes(m):
 
 
 def forward(m, w, tokens):                          # (B, T) -> (B, T, V)
-    """The scores of the next token after each token. PyTorch's own operations, to be trained."""
+    """The scores of the next token after each token.
+    PyTorch's own operations, to be trained."""
     eps, H, G, D = (m[k] for k in ("rms_norm_eps", "num_attention_heads", "num_key_value_heads",
                                    "head_dim"))
     width = (D,)

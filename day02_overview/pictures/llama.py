@@ -108,7 +108,8 @@ def draw_line(title, weights, u):
 
 
 def visible_tokens(title, T, N, H, G):
-    """Left: which of N tokens each of the last T sees. Right: the key head of each query head."""
+    """Left: which of N tokens each of the last T sees.
+    Right: the key head of each query head."""
     import matplotlib.pyplot as plt
 
     visible = np.arange(N) <= np.arange(N - T, N)[:, None]                          # (T, N)

@@ -37,7 +37,8 @@ def depth_line(one, N):
 
 
 def gpu_grid(W, tps):
-    """Machines of eight GPUs, a panel for each tp. Each GPU has the number of its slice.
+    """Machines of eight GPUs, a panel for each tp.
+    Each GPU has the number of its slice.
 
     W: GPUs, a multiple of 16    tps: ranks that share a model, divisors of 8
     """

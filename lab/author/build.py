@@ -1,4 +1,5 @@
-"""Make what is generated: notebooks, solutions, tables of contents, maps. Edit none by hand."""
+"""Make what is generated: notebooks, solutions, tables of contents, maps.
+Edit none by hand."""
 
 import ast
 import base64
@@ -163,7 +164,8 @@ def text_cell(name, source):
 
 
 def plain_cell(name, source):
-    """Code that stands in the Markdown itself. A first line for nbval becomes a tag."""
+    """Code that stands in the Markdown itself.
+    A first line for nbval becomes a tag."""
     word, _, rest = source.partition("\n")
     marked = re.fullmatch(r"# (NBVAL_\w+)", word)         # for nbval, not for the learner
     if not marked:

@@ -1,4 +1,5 @@
-"""The authors' commands. `lab` imports this to list them: each imports what does the work."""
+"""The authors' commands.
+`lab` imports this to list them: each imports what does the work."""
 
 import json
 import sys
@@ -82,8 +83,8 @@ def build(
     redraw: Annotated[bool, typer.Option("--redraw", help="execute the solutions even so: other "
                                          "code that they draw with has changed")] = False,
 ):
-    """Generate notebooks, solutions, tables of contents and maps. Solutions are executed if their
-    sources changed."""
+    """Generate notebooks, solutions, tables of contents and maps.
+    Solutions are executed if their sources changed."""
     from lab.author import build as building
 
     chosen = [course.find(word) for word in lessons or ()] or course.lessons()
@@ -109,9 +110,9 @@ def verify(
         = False,
     no_record: Annotated[bool, typer.Option("--no-record", help="leave proofs/ as it is")] = False,
 ):
-    """Prove the graders on references, stubs, mutants and twins. References and twins pass, stubs
-    are not attempted, mutants fail and show their mistakes. A lesson proven whole is put on
-    record in proofs/."""
+    """Prove the graders on references, stubs, mutants and twins.
+    References and twins pass, stubs are not attempted, mutants fail and show their mistakes.
+    A lesson proven whole is put on record in proofs/."""
     from lab.author import verify as verifying
 
     chosen = [course.find(word) for word in lessons or ()] or course.lessons()

@@ -155,8 +155,8 @@ class Slice:
         return self.record["units"]
 
     def attempt(self, name):
-        """Run a unit and keep its row. What is stopped as the slice ends has a whole one next
-        time, unless it had one."""
+        """Run a unit and keep its row.
+        What is stopped as the slice ends has a whole one next time, unless it had one."""
         left = self.end - time.monotonic()
         if left < 1:
             return

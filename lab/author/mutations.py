@@ -1,4 +1,5 @@
-"""Does the proof notice a changed line? `python -m lab.author.mutations --seed 1 --count 60`
+"""Does the proof notice a changed line?
+`python -m lab.author.mutations --seed 1 --count 60`
 
 Changes are drawn at random, from each room in turn, and made one at a time in this clone, which
 must hold no other change: run it in a clone of its own. For each, files of tests run until one
@@ -185,8 +186,9 @@ def imports(file):
 
 
 def killer(mutation):
-    """The first test that fails with this mutation, or None; and the seconds of tests. Files of
-    tests that LIMIT leaves no time for are not run; one that does not end in it has failed."""
+    """The first test that fails with this mutation, or None; and the seconds of tests.
+    Files of tests that LIMIT leaves no time for are not run; one that does not end in it has
+    failed."""
     path = ROOT / mutation.file
     text = path.read_text("utf-8")
     begun = time.monotonic()

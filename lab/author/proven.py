@@ -63,7 +63,8 @@ def seconds(lesson):
 
 
 def keep(lesson, rows, seconds, of=None):
-    """Put the rows of `lab verify` on record, of a lesson proven whole. Returns the file.
+    """Put the rows of `lab verify` on record, of a lesson proven whole.
+    Returns the file.
 
     of: the digest of the files that were proven; None: as they are now
     """

@@ -10,7 +10,8 @@ FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
 
 
 def rename(lesson, old, new):
-    """Rename an exercise; (files that were written, files to look at), relative paths. The latter
+    """Rename an exercise; (files that were written, files to look at), relative paths.
+    The latter
     name it still: other files of the course, and those that call a method of any class by it.
 
     old: as in the front matter, a method as Class.method. new: the name alone
@@ -36,7 +37,8 @@ def files(lesson):
 
 
 def renamed(path, old, new):
-    """The text of a file with the new name. In prose, only code has names."""
+    """The text of a file with the new name.
+    In prose, only code has names."""
     text = path.read_text("utf-8")
     short_old = old.rpartition(".")[2]
     short_new = new.rpartition(".")[2]

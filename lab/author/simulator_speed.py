@@ -76,7 +76,8 @@ def jobs():
 # Measuring
 
 def measure(python, job, side):
-    """What measure.py says of one process. CourseError if it fails or computes a wrong result."""
+    """What measure.py says of one process.
+    CourseError if it fails or computes a wrong result."""
     done = subprocess.run([python, MEASURE, job, side], cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         reason = (done.stderr.strip() or "no reason given").splitlines()[-1]

@@ -63,7 +63,8 @@ def cases():
 # One kernel on one tool
 
 def execute(python, tool, name):
-    """-> (exit code or None after the time limit, what measure.py says or None, its stderr). What
+    """-> (exit code or None after the time limit, what measure.py says or None, its stderr).
+    What
     hangs has a second try: a busy machine may have been the reason."""
     for _ in range(2):
         answer = attempt(python, tool, name)
@@ -87,7 +88,8 @@ def attempt(python, tool, name):
 
 
 def outcome(case, code, answer):
-    """One of CELLS, of a kernel that was run. What names the mistake may be anywhere in a text."""
+    """One of CELLS, of a kernel that was run.
+    What names the mistake may be anywhere in a text."""
     if code is None:
         return "hung"
     if code or answer is None:

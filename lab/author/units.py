@@ -172,7 +172,8 @@ def notebook(lesson, **more):
 
 
 def landing():
-    """(units, the number of lessons that are proven whole). CourseError: there are too many."""
+    """(units, the number of lessons that are proven whole).
+    CourseError: there are too many."""
     if course.edition():
         return edition(), 0
     dice = random.Random(commit())
@@ -227,7 +228,8 @@ def edition():
 
 
 def full():
-    """Everything that can be proven here but the soaks. Lessons that the same warm processes grade
+    """Everything that can be proven here but the soaks.
+    Lessons that the same warm processes grade
     follow each other: such a process takes ten seconds to start."""
     units = house(FULL)
     for files in rooms().values():

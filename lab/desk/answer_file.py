@@ -34,8 +34,8 @@ def candidate(lesson, file, earlier):
 
 
 def parts_of(lesson, file):
-    """[(language, text, number of the code cell or None)]. CourseError where the file cannot be
-    read, or holds a language that the lesson has not."""
+    """[(language, text, number of the code cell or None)].
+    CourseError where the file cannot be read, or holds a language that the lesson has not."""
     if file.suffix not in (".py", ".cu", ".ipynb"):
         raise CourseError(f"{file}: expected a .py, .cu or .ipynb file")
     text = texts.read_given(file)

@@ -13,7 +13,8 @@ from pathlib import Path
 
 
 def rows(reports):
-    """A row for each verdict with points. What could not be measured here has none, and is no row.
+    """A row for each verdict with points.
+    What could not be measured here has none, and is no row.
     """
     for report in reports:
         for exercise in report["exercises"]:
@@ -25,7 +26,8 @@ def rows(reports):
 
 
 def result(reports):
-    """What the reporter reads. An exercise that no one attempted is no failure of the run."""
+    """What the reporter reads.
+    An exercise that no one attempted is no failure of the run."""
     verdicts = {e["verdict"] for report in reports for e in report["exercises"]}
     tests = list(rows(reports))
     return {"version": 1, "status": "fail" if verdicts & {"fail", "error"} else "pass",

@@ -164,8 +164,9 @@ class Desk:
             ".ipynb": lesson.notebook.read_text("utf-8")}
 
     def prepare(self):
-        """Make the folder a desk: its own git if git is installed, and the tutor's policy. In a
-        student edition its files belong to the edition's git, so that they are pushed with it."""
+        """Make the folder a desk: its own git if git is installed, and the tutor's policy.
+        In a student edition its files belong to the edition's git, so that they are pushed with
+        it."""
         fresh = not self.exists()
         with self.changing():
             pass
@@ -277,7 +278,8 @@ class Desk:
                           f"with `lab reset {path.stem}`: the old text is kept")
 
     def reset(self, lesson, exercise=None):
-        """Back to the stub: a whole lesson or one exercise. Returns the copies that were kept."""
+        """Back to the stub: a whole lesson or one exercise.
+        Returns the copies that were kept."""
         if not self.has(lesson):
             raise CourseError(f"{lesson.id} is not on the desk: nothing to reset")
         aside = []

@@ -1,4 +1,5 @@
-"""Three hints an exercise, then the reference. The same in the terminal and in a notebook."""
+"""Three hints an exercise, then the reference.
+The same in the terminal and in a notebook."""
 
 from lab import stub
 from lab.course import CourseError

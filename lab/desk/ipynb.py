@@ -53,8 +53,8 @@ def code(text, label):
 
 
 def language_and_text(body):
-    """(language, text) of a cell, None where another magic has it. IPython's own lines and those
-    about the lesson are no part of an answer, and left out."""
+    """(language, text) of a cell, None where another magic has it.
+    IPython's own lines and those about the lesson are no part of an answer, and left out."""
     first, _, rest = body.lstrip().partition("\n")
     magic = first.split()[0] if first.startswith("%%") else ""
     if magic == "%%cuda":
@@ -156,7 +156,8 @@ def answers_of(cells, handed):
 
 
 def unchanged(cell, handed):
-    """Whether a cell is the course's own. Older notebooks have no ids. handed: {id: source}"""
+    """Whether a cell is the course's own.
+    Older notebooks have no ids. handed: {id: source}"""
     if "id" in cell:
         return handed.get(cell["id"]) == source(cell)
     return source(cell) in handed.values()

@@ -202,8 +202,8 @@ class NotebookLesson:
 
 
 class Result:
-    """A verdict as rich HTML, and as plain text where there is no browser. The verdict on the
-    speed, where there is one, is a line of it."""
+    """A verdict as rich HTML, and as plain text where there is no browser.
+    The verdict on the speed, where there is one, is a line of it."""
 
     def __init__(self, verdicts, source, note, first_guess):
         (self.verdict, *self.speed), self.source, self.note = verdicts, source, note

@@ -107,7 +107,8 @@ def from_tar(data, basket, inside):
 
 
 def gunzipped(data):
-    """The tar in a .tar.gz. ValueError: too large."""
+    """The tar in a .tar.gz.
+    ValueError: too large."""
     unpack = zlib.decompressobj(wbits=31)               # 31: gzip
     tar = unpack.decompress(data, MAX_UNPACKED_BYTES + 1)
     if len(tar) > MAX_UNPACKED_BYTES:

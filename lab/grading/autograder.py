@@ -59,8 +59,9 @@ def graded(sent, out, lessons):
 
 
 def sandbox(out):
-    """The sandbox level. CourseError where the course could not judge an exercise: Gradescope
-    would count its points as lost."""
+    """The sandbox level.
+    CourseError where the course could not judge an exercise: Gradescope would count its points
+    as lost."""
     units = journal.Journal.resume(out / "journal.jsonl").units.values()
     broken = [f"{r['lesson']}/{r['exercise']}: {r['message']}" for unit in units
               for r in unit["results"] if r["verdict"] == "error"]

@@ -1,4 +1,5 @@
-"""A box: where untrusted code runs. It sees a few folders, read only, and no network.
+"""A box: where untrusted code runs.
+It sees a few folders, read only, and no network.
 
 A box is held by a process with namespaces of its own (mounts, processes, network, and users where
 we are not root). A child that the warm process has forked moves in, drops every privilege and forks
@@ -156,8 +157,8 @@ def draw_users(jobs):
 
 
 def vacate(user, level):
-    """Wait until a job's user has no process left, so that the next one has its limits. Where no
-    box ends what a submission left, this does."""
+    """Wait until a job's user has no process left, so that the next one has its limits.
+    Where no box ends what a submission left, this does."""
     deadline = time.monotonic() + LAST
     while (left := processes().get(user)) and time.monotonic() < deadline:
         for process in left if level == "limits" else ():
@@ -319,7 +320,8 @@ def best():
 
 
 def trial(level):
-    """Move into a box of this level and look around. None, or why it cannot be used."""
+    """Move into a box of this level and look around.
+    None, or why it cannot be used."""
     if level == "limits":
         return unreadable() if os.getuid() == 0 else None
     if sys.platform != "linux":

@@ -33,8 +33,8 @@ class Broken:
 
 
 def mended(part):
-    """(the part without the pieces that cannot be read, [Broken]). The part as it is, and [], where
-    it can be read, or where that does not help."""
+    """(the part without the pieces that cannot be read, [Broken]).
+    The part as it is, and [], where it can be read, or where that does not help."""
     if (error := part.error()) is None or error[1] in WHOLE_TEXT_ERRORS:
         return part, []
     rows = part.text.split("\n")

@@ -1,4 +1,5 @@
-"""Ways by which one submission could pass information to another, at each level. No way counts as
+"""Ways by which one submission could pass information to another, at each level.
+No way counts as
 closed that is not: tests/redteam/test_channels.py tries each way at each level."""
 
 LOAD = "how busy the machine is and which parts of shared files are in its memory"

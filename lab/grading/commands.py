@@ -1,5 +1,5 @@
-"""`lab submit` and the instructors' commands. `lab` imports this to list them: each command imports
-the code that does its work."""
+"""`lab submit` and the instructors' commands.
+`lab` imports this to list them: each command imports the code that does its work."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +13,8 @@ from lab.terminal import MARKS, LessonWords, console, own_desk
 
 def submit(lessons: LessonWords = None,
            out: Annotated[Path | None, typer.Option(help="the file to write")] = None):
-    """Pack what you wrote into one small zip to hand in. All lessons if none is named."""
+    """Pack what you wrote into one small zip to hand in.
+    All lessons if none is named."""
     from lab.grading import submit as submitting
 
     desk = own_desk()
@@ -56,7 +57,8 @@ def grade(
                                                       "code under test does not see the answers "
                                                       "it held back")] = None,
 ):
-    """Grade a folder of untrusted submissions. Tables and pages go into --out."""
+    """Grade a folder of untrusted submissions.
+    Tables and pages go into --out."""
     from lab.grading import grade as grading
 
     for line in grading.grade(submissions, out, console, lessons=lessons, jobs=jobs, resume=resume,
@@ -74,7 +76,8 @@ def release(
         metavar="LESSON", help="all lessons up to this one come with their answers")] = None,
     hints: Annotated[bool, typer.Option(help="with the hints; the third says a lot")] = True,
 ):
-    """Make a student edition, as a git repository. It has only the answers that you give."""
+    """Make a student edition, as a git repository.
+    It has only the answers that you give."""
     from lab.grading import release as releasing
 
     plan = releasing.edition(lessons, answers_until, hints)
@@ -90,7 +93,8 @@ def export(
     gradescope: Annotated[Path | None, typer.Option(
         metavar="FILE.zip", help="an autograder for Gradescope")] = None,
 ):
-    """Export lessons to another grader. All of them if none is named."""
+    """Export lessons to another grader.
+    All of them if none is named."""
     if (nbgrader is None) == (gradescope is None):
         raise CourseError("export to what? `lab export --nbgrader DIR` or `lab export --gradescope "
                           "FILE.zip`")

@@ -19,7 +19,8 @@ MAX_NAMED = 5                       # names or lines in one note
 
 
 def candidate(lesson, submission, mend=True, only=None):
-    """(Candidate, notes) of one lesson in a submission. A note is a line for the instructor about
+    """(Candidate, notes) of one lesson in a submission.
+    A note is a line for the instructor about
     anything unusual: left out, defined twice, taken from elsewhere.
 
     mend: read a text with a mistake piece by piece; else keep it as it is.
@@ -278,7 +279,8 @@ class Pool:
 
 
 def uses(text, language):
-    """Names that a text uses. In CUDA all its words: the compiler needs no others."""
+    """Names that a text uses.
+    In CUDA all its words: the compiler needs no others."""
     if language == "cuda":
         return set(re.findall(r"[A-Za-z_]\w*", text))
     try:

@@ -21,7 +21,8 @@ def note(row):
 
 
 def gradescope(student):
-    """Gradescope's results.json as data. A test without a score is one that was not decided."""
+    """Gradescope's results.json as data.
+    A test without a score is one that was not decided."""
     counted = student.counted
     return {"score": hundredths(counted.total), "output_format": "text",
             "output": "\n".join([f"{shown(counted.total)} of {shown(counted.out_of)} points",

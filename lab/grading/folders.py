@@ -1,4 +1,5 @@
-"""Folders: desks, cloned repositories, and a student's loose files. No link is ever followed."""
+"""Folders: desks, cloned repositories, and a student's loose files.
+No link is ever followed."""
 
 import os
 import re
@@ -21,7 +22,8 @@ BRANCH = re.compile(r"refs/heads/(?!.*\.\.)[\w./-]{1,200}")
 
 
 def opened(path):
-    """(file, its stat) of a plain file. ValueError: it is not one, or others may share it."""
+    """(file, its stat) of a plain file.
+    ValueError: it is not one, or others may share it."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     about = os.fstat(descriptor)
     if not stat.S_ISREG(about.st_mode):
@@ -113,7 +115,8 @@ def last_commit(folder, basket):
 
 
 def head(git):
-    """The commit that is checked out, or None before the first one. ValueError: it is damaged."""
+    """The commit that is checked out, or None before the first one.
+    ValueError: it is damaged."""
     if stat.S_ISLNK(os.lstat(git).st_mode) or not git.is_dir():
         raise ValueError("it is a link or a file, not a folder")
     text = small(git / "HEAD").strip()
@@ -139,7 +142,8 @@ def small(path):
 
 
 def committed(objects, commit):
-    """The committer's time in a commit. ValueError: it cannot be read."""
+    """The committer's time in a commit.
+    ValueError: it cannot be read."""
     git = shutil.which("git")
     if git is None:
         raise ValueError("git is not installed")

@@ -75,8 +75,8 @@ def resumed(file, lessons):
 
 
 def same_edition(folder, journal):
-    """Ids of the lessons whose answers the class does not have. CourseError where a run was begun
-    with others. folder: that of --edition, None without it"""
+    """Ids of the lessons whose answers the class does not have.
+    CourseError where a run was begun with others. folder: that of --edition, None without it"""
     if folder is None and journal is not None:
         return set(journal.header["held_back"])
     held_back = run.held_back(folder)

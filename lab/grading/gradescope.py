@@ -26,7 +26,8 @@ NEEDS = "1 CPU and 1.5 GB, time limit 40 minutes"
 
 
 def export(words, out):
-    """Write the zip and return the lines to print. A file grading.toml beside it goes into it.
+    """Write the zip and return the lines to print.
+    A file grading.toml beside it goes into it.
 
     CourseError: the zip is there already or cannot be written, or grading.toml has a mistake."""
     out = Path(out)

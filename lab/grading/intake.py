@@ -95,7 +95,8 @@ def described(entry):
 
 
 def groups(pieces):
-    """[(student, pieces)]: one group per student. Two of one name are told apart by number."""
+    """[(student, pieces)]: one group per student.
+    Two of one name are told apart by number."""
     numbers = {}
     there = {p.name.student for p in pieces}
     for p in pieces:

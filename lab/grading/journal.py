@@ -12,7 +12,8 @@ SCHEMA = 2
 
 
 class Journal:
-    """Lines of JSON in a file that only grows. One process at a time writes to it.
+    """Lines of JSON in a file that only grows.
+    One process at a time writes to it.
 
     stopped: units of an earlier run whose processes gave no answer, to be tried again
     length: the file's bytes when it was read
@@ -29,7 +30,8 @@ class Journal:
 
     @classmethod
     def begin(cls, file, lessons, seed, held_back=()):
-        """A new journal. CourseError where one exists: its grades are not thrown away.
+        """A new journal.
+        CourseError where one exists: its grades are not thrown away.
         held_back: ids of lessons whose answers the class does not have"""
         header = {"schema": SCHEMA, "course_version": VERSION,
                   "lessons": {lesson.id: lesson.fingerprint for lesson in lessons},
@@ -71,7 +73,8 @@ class Journal:
         return journal
 
     def append(self, row):
-        """Write one line. It is on the disk when this returns; a CourseError leaves none of it."""
+        """Write one line.
+        It is on the disk when this returns; a CourseError leaves none of it."""
         line = json.dumps(row, ensure_ascii=False).encode() + b"\n"
         try:
             with open(self.file, "r+b", buffering=0) as stream:

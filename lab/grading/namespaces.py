@@ -110,7 +110,8 @@ def enter(root, mounts, scratch):
 
 
 def bind(outside, place, read_only=True):
-    """Mount `outside` at `place`. A link of the system stays one: /bin to usr/bin."""
+    """Mount `outside` at `place`.
+    A link of the system stays one: /bin to usr/bin."""
     os.makedirs(os.path.dirname(place), exist_ok=True)
     if os.path.islink(outside):
         os.symlink(os.readlink(outside), place)

@@ -66,7 +66,8 @@ def own_points(path, lessons):
 
 
 def worth(path, key, value, known):
-    """The Fraction in `key = value`. CourseError: no such lesson or exercise, or not a number."""
+    """The Fraction in `key = value`.
+    CourseError: no such lesson or exercise, or not a number."""
     lesson, slash, name = key.partition("/")
     if lesson not in known:
         raise CourseError(f"{path}: [points] {key!r}: expected LESSON or LESSON/EXERCISE, found no "

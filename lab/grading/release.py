@@ -77,7 +77,8 @@ def edition(words, answers_until=None, hints=True):
 
 
 def release(plan, out, say=print):
-    """Make the edition in `out`, an empty or new folder; return notes. A failure leaves nothing."""
+    """Make the edition in `out`, an empty or new folder; return notes.
+    A failure leaves nothing."""
     out = Path(out).resolve()
     if course.edition():
         raise CourseError("this is a student edition: release from the whole course")

@@ -21,7 +21,8 @@ class Rules:
 
 
 def read(lessons, students, points=None, roster=None, overrides=None):
-    """The Rules in these files: paths, or None. CourseError: a mistake in one.
+    """The Rules in these files: paths, or None.
+    CourseError: a mistake in one.
 
     lessons: those that are graded, in the course's order  students: names of all who sent something
     """

@@ -36,7 +36,8 @@ class Roster:
 
 @dataclass(frozen=True)
 class Matched:
-    """Who on the roster sent what. Where a name fits several students, nothing is guessed."""
+    """Who on the roster sent what.
+    Where a name fits several students, nothing is guessed."""
 
     by_label: dict = field(default_factory=dict)        # entry's label -> student
     missing: tuple[Entry, ...] = ()                     # on the roster, without a submission

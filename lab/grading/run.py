@@ -137,7 +137,8 @@ class Grading:
 
 
 def rows(lesson, verdict, points, why):
-    """The same row for every exercise, as data. An error's reason is not the student's to read."""
+    """The same row for every exercise, as data.
+    An error's reason is not the student's to read."""
     feedback = COURSE_FAILED if verdict == "error" else why
     return [asdict(Result(lesson.id, e.name, verdict, points, e.points, why, feedback))
             for e in lesson.exercises]
@@ -193,8 +194,8 @@ def held_back(folder):
 
 
 def level(required):
-    """(the best sandbox of this machine, why none better). CourseError where only resource limits
-    are available and more is required."""
+    """(the best sandbox of this machine, why none better).
+    CourseError where only resource limits are available and more is required."""
     best, reasons = box.best()
     if required and best == "limits":
         raise CourseError(f"--require-sandbox: this machine has none ({'; '.join(reasons)})")

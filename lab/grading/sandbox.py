@@ -208,8 +208,8 @@ class Sandbox(Place):
         return [path.name for path in tree.iterdir() if not any(path.iterdir())]
 
     def unboxed(self, tree, texts):
-        """The folder of the tree where there is no box. Every user may read it: where we are root,
-        the learner's code runs as another."""
+        """The folder of the tree where there is no box.
+        Every user may read it: where we are root, the learner's code runs as another."""
         folder = Path(self.held.enter_context(tempfile.TemporaryDirectory(dir=self.files.name)))
         shutil.copytree(tree, folder, dirs_exist_ok=True)           # with the tree's mode
         for name in self.whole(tree):

@@ -102,7 +102,8 @@ def regraded(one, regrades):
 
 
 def lateness(one):
-    """A key that sorts submissions by time, those without one first. Of one time, that which was
-    sent again comes after the first, by its number; then paths break ties."""
+    """A key that sorts submissions by time, those without one first.
+    Of one time, that which was sent again comes after the first, by its number; then paths break
+    ties."""
     when = one.graded.when
     return when is not None, when or 0.0, names.sent_again(one.graded.path), one.graded.path

@@ -109,7 +109,8 @@ def problem():
 
 
 def install(loopback=False):
-    """Filter the calls of this thread and of all that it starts. None can gain privileges again."""
+    """Filter the calls of this thread and of all that it starts.
+    None can gain privileges again."""
     code = program(os.uname().machine, loopback)
     steps = ctypes.create_string_buffer(code, len(code))
     if call(struct.pack("@HP", len(code) // 8, ctypes.addressof(steps))):

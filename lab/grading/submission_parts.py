@@ -69,8 +69,9 @@ def is_named(lesson, file):
 
 
 def holds_any(lesson, text, named):
-    """True where a text has the name of an exercise. A name that several lessons have counts only
-    where `named` says that the file is this lesson's."""
+    """True where a text has the name of an exercise.
+    A name that several lessons have counts only where `named` says that the file is this
+    lesson's."""
     owners = shared()
     return any(e.name.split(".")[-1] in text for e in lesson.exercises
                if named or owners[e.name] == 1)

@@ -38,7 +38,8 @@ class Packed:
 
 
 def pack(own, lessons):
-    """What there is to hand in from lessons on a desk. CourseError: nothing was attempted."""
+    """What there is to hand in from lessons on a desk.
+    CourseError: nothing was attempted."""
     files = {}
     rows = []
     notes = []
@@ -81,7 +82,8 @@ def on_desk(own, lesson, notes):
 
 
 def row(own, candidate, exercise, notes):
-    """What became of an exercise. A text that does not parse is packed whole, with a note."""
+    """What became of an exercise.
+    A text that does not parse is packed whole, with a note."""
     language = exercise.language
     text = candidate.sources[language]
     stub_text = exercise.lesson.stubs[language]

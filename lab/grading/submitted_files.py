@@ -45,7 +45,8 @@ class Basket:
         return (*self.lines[:MAX_PROBLEMS], *last)
 
     def count(self):
-        """Count one more entry. Full: too many."""
+        """Count one more entry.
+        Full: too many."""
         self.entries += 1
         if self.entries > MAX_ENTRIES:
             self.problem("the rest", f"not read: more than {MAX_ENTRIES:,} files and folders")
@@ -112,7 +113,8 @@ def unsafe(name, parts):
 
 
 def decoded(data):
-    """Bytes as text. ValueError: neither UTF-8 nor UTF-16 with its mark."""
+    """Bytes as text.
+    ValueError: neither UTF-8 nor UTF-16 with its mark."""
     codec = next((codec for mark, codec in MARKS if data.startswith(mark)), "utf-8")
     try:
         text = data.decode(codec)
@@ -124,7 +126,8 @@ def decoded(data):
 
 
 def code_alone(text):
-    """A notebook with the sources of its code cells alone. ValueError: it is not a notebook.
+    """A notebook with the sources of its code cells alone.
+    ValueError: it is not a notebook.
 
     Outputs, which can be a hundred times as large, are never held. Format 3 becomes format 4.
     """

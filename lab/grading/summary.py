@@ -80,7 +80,8 @@ def mistakes(students, lesson):
 
 
 def kind(known, result):
-    """(kind, the mistake). Of a wrong answer that the course knows: "when" and the words for it.
+    """(kind, the mistake).
+    Of a wrong answer that the course knows: "when" and the words for it.
     Else "message" and its first line."""
     for mutant in known:
         if "when" in mutant and fits(mutant, result.exercise, result):

@@ -70,7 +70,8 @@ def possible(worths, lesson):
 
 
 def title(roster, lesson):
-    """The header of a lesson's column. CourseError: the gradebook has several."""
+    """The header of a lesson's column.
+    CourseError: the gradebook has several."""
     own = [name for name in roster.header if begins_with(name, lesson)]
     if len(own) > 1:
         raise CourseError(f"{roster.path}, line 1: expected one column for {lesson}, found "

@@ -40,9 +40,10 @@ def untouched(lesson, candidate, exercise):
 
 
 def driver(text, lesson):
-    """(line, name) of an import from a room `testing`, None where a text has none. The code there
-    has to run beside an answer, and may do an exercise's work in another way. This is a rule and
-    no wall; what graders compare with is in tests/, which no answer can import."""
+    """(line, name) of an import from a room `testing`, None where a text has none.
+    The code there has to run beside an answer, and may do an exercise's work in another way.
+    This is a rule and no wall; what graders compare with is in tests/, which no answer can
+    import."""
     homes = homes_by_floor()
     for node in ast.walk(ast.parse(stub.one_newline(text))):
         for name in imports(node, lesson.floor):

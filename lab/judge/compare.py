@@ -70,8 +70,8 @@ def lists(value):
 
 
 def rows(mistakes):
-    """[(id, what went wrong, the array that one would get)]. ValueError where two ids have one
-    sentence."""
+    """[(id, what went wrong, the array that one would get)].
+    ValueError where two ids have one sentence."""
     known = [(name, sentence, answer) for name, (sentence, answer) in mistakes.items()]
     sentences = [sentence for _, sentence, _ in known]
     if twice := {sentence for sentence in sentences if sentences.count(sentence) > 1}:
@@ -91,9 +91,9 @@ def explained(sentence, answer, value, want, tolerance):
 
 
 def nearer(value, answer, want, tolerance):
-    """Whether a value is far nearer to a mistake's answer than to the right one. On some inputs a
-    mistake hardly shows, or not at all: there it explains nothing. Nor where the answer is so large
-    that the right one is lost in what is tolerated of it."""
+    """Whether a value is far nearer to a mistake's answer than to the right one.
+    On some inputs a mistake hardly shows, or not at all: there it explains nothing.
+    Nor where the answer is so large that the right one is lost in what is tolerated of it."""
     with np.errstate(invalid="ignore", over="ignore"):
         to_answer, to_want, size, right = (
             np.nan_to_num(np.abs(x), nan=0, posinf=0).sum() for x in (
@@ -157,7 +157,8 @@ def numbers(got, what):
 
 
 def differs(value, want, tolerance):
-    """Where `value` is not `want`. NaN equals only NaN, an infinity only itself."""
+    """Where `value` is not `want`.
+    NaN equals only NaN, an infinity only itself."""
     if want.dtype.kind in "biu" and value.dtype.kind in "biu":
         return value != want
     wide = np.complex128 if "c" in (value.dtype.kind, want.dtype.kind) else np.float64

@@ -6,7 +6,8 @@ MAX_CALLERS = 100       # lines of a call stack
 
 
 class Raised(Exception):
-    """The learner's code raised. Text and place are the child's own words: data, not truth.
+    """The learner's code raised.
+    Text and place are the child's own words: data, not truth.
 
     .subject: the Subject that was asked, if known    .call: the Call that raised it, if one did
     .callers: the lines of the same file by which it came to .line, outermost first

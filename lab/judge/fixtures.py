@@ -28,7 +28,8 @@ def under_test(request):
 
 @pytest.fixture
 def subject(request):
-    """The code under test: a proxy to its own process. See lab/judge/subject.py."""
+    """The code under test: a proxy to its own process.
+    See lab/judge/subject.py."""
     lesson, candidate, place = under_test(request)
     with contextlib.ExitStack() as stack:
         @functools.cache
@@ -92,7 +93,8 @@ def pace(request):
 
 @pytest.fixture
 def rng(request):
-    """Random inputs. The seed is fixed for learners; an instructor sets another."""
+    """Random inputs.
+    The seed is fixed for learners; an instructor sets another."""
     import numpy as np
 
     return np.random.default_rng(request.config.stash.get(SEED, 0))

@@ -43,7 +43,8 @@ def verdicts(lesson, candidate, names=None):
 
 
 def jobs(attempts):
-    """How many exercises are graded at a time. On a GPU one: their speed is measured."""
+    """How many exercises are graded at a time.
+    On a GPU one: their speed is measured."""
     return 1 if device.maybe_driver() else min(SIDE_BY_SIDE, len(attempts), device.workers())
 
 
@@ -97,8 +98,9 @@ def warm(lesson):
 
 
 class Grader:
-    """A process that grades one text of a lesson after another. The texts themselves run in
-    processes of their own, a fresh one for each test; the course's graders share this one."""
+    """A process that grades one text of a lesson after another.
+    The texts themselves run in processes of their own, a fresh one for each test; the course's
+    graders share this one."""
 
     def __init__(self, lesson, more=QUICK_IMPORTS, earlier=(), names=None, place=None):
         """earlier: as all candidates have it    names: of the exercises, all if None
@@ -111,7 +113,8 @@ class Grader:
             raise course.CourseError(str(error)) from None
 
     def grade(self, candidate, names=None, passed=()):
-        """Verdicts, as check.grade has them. CourseError where the process has ended.
+        """Verdicts, as check.grade has them.
+        CourseError where the process has ended.
 
         passed: as for check.verdicts
         """

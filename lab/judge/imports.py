@@ -28,7 +28,8 @@ COMMENT = re.compile(r"#.*")
 
 
 def imported_names(text):
-    """[(module, name)] of what the course's own text imports with `from`, wherever it does. Read
+    """[(module, name)] of what the course's own text imports with `from`, wherever it does.
+    Read
     by patterns: a syntax tree of all that a lesson imports takes a third of a second."""
     return [(module, part.split()[0]) for module, names in FROM.findall(text)
             for part in COMMENT.sub("", names).strip("()\n ").split(",") if part.strip()]

@@ -59,8 +59,8 @@ def later(floor, lesson):
 
 
 class Place:
-    """Where the code under test runs: in a process beside this one. An instructor's place is a
-    sandbox (lab/grading/sandbox.py).
+    """Where the code under test runs: in a process beside this one.
+    An instructor's place is a sandbox (lab/grading/sandbox.py).
 
     shows_answers: whether the author of the code may see the course's answers
     """

@@ -56,8 +56,8 @@ class Messages:
         return f"{error.type}: {text}{place}"
 
     def lines_of(self, language, error):
-        """The line that raised. Where it is not in an exercise, the line of one that led to it
-        comes first."""
+        """The line that raised.
+        Where it is not in an exercise, the line of one that led to it comes first."""
         source = self.candidate.sources[language]
         there = stub.definitions(source, language)
         own = [one.name for one in self.lesson.exercises if one.name in there]

@@ -124,8 +124,8 @@ class Weather:
 
 
 def in_order(function, args, kwargs):
-    """The arguments of a call as if none had been given by its name. Without a function they are
-    taken to be in order already."""
+    """The arguments of a call as if none had been given by its name.
+    Without a function they are taken to be in order already."""
     if function is None:
         return *args, *kwargs.values()
     return inspect.signature(function).bind(*args, **kwargs).args

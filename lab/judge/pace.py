@@ -135,7 +135,8 @@ def measure(name, candidate, reference, copying, draw, clock=time.perf_counter):
 
 
 def same(name, got, want):
-    """Compare the fingerprints of all calls. A NaN is near no number."""
+    """Compare the fingerprints of all calls.
+    A NaN is near no number."""
     for call, (candidate, reference) in enumerate(zip(got, want, strict=True), 1):
         for (shape, _, *here), (expected, size, *there) in zip(candidate, reference, strict=True):
             assert shape == expected, (

@@ -21,7 +21,8 @@ from lab.remote import wire
 
 
 class NotProvenHere(pytest.skip.Exception):
-    """Raised by a test: this machine cannot show it, and why. Plain pytest counts it as skipped."""
+    """Raised by a test: this machine cannot show it, and why.
+    Plain pytest counts it as skipped."""
 
 
 CANDIDATE, SEED, OBSERVED = (pytest.StashKey() for _ in range(3))       # in the config

@@ -1,5 +1,6 @@
-"""The modules that a process imports before it forks what grades, or runs, a lesson's code. What
-asks for such a process needs neither NumPy nor pytest for that, so it starts while they load."""
+"""The modules that a process imports before it forks what grades, or runs, a lesson's code.
+What asks for such a process needs neither NumPy nor pytest for that, so it starts while they
+load."""
 
 import itertools
 import re

@@ -141,7 +141,8 @@ class Question(NamedTuple):
 
 
 def run(subject, question, seconds, slack):
-    """`subject.ranks`: a RankRun. Arrays that a rank changed are copied back into its arguments.
+    """`subject.ranks`: a RankRun.
+    Arrays that a rank changed are copied back into its arguments.
 
     seconds: of CPU that a rank may use, or as many times the reference's as `slack` says. Raised
     where a rank raised, with .rank; RankFault where ranks do not fit each other.
@@ -179,7 +180,8 @@ def within(subject, question, seconds, slack):
 
 
 def ask(subject, question, limit, slack):
-    """The outcome of ranks.run in the child. It ends by itself at the limit, so the wait for it is
+    """The outcome of ranks.run in the child.
+    It ends by itself at the limit, so the wait for it is
     longer: each rank may use as many seconds of CPU."""
     n = len(question.arguments)
     wait = (n + 1) * limit

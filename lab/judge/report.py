@@ -52,8 +52,9 @@ def definition(candidate, exercise):
 
 
 def exit_code(verdicts):
-    """0 all passed; 1 a fail or an error of the course; 3 none failed, yet not all passed. A right
-    answer may be slow, and few machines can measure it: speed decides about points alone."""
+    """0 all passed; 1 a fail or an error of the course; 3 none failed, yet not all passed.
+    A right answer may be slow, and few machines can measure it: speed decides about points
+    alone."""
     kinds = {v.verdict for v in verdicts if not v.name.endswith(course.SPEED)}
     return 1 if kinds & {"fail", "error"} else 0 if kinds <= {"pass"} else 3
 

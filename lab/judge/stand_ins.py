@@ -39,8 +39,8 @@ def attribute(owner, own):
 
 
 def parameters(function):
-    """Names of a function's parameters in order; [] where Python does not know them. It runs beside
-    the code under test."""
+    """Names of a function's parameters in order; [] where Python does not know them.
+    It runs beside the code under test."""
     try:
         return list(inspect.signature(function).parameters)
     except (TypeError, ValueError):

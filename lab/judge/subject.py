@@ -27,7 +27,8 @@ MAX_GUESS_CHARS = 200   # characters of a prediction that is kept, to be drawn b
 
 
 class Subject:
-    """A child with a lesson loaded. `reference` is asked for its time or steps at a limit.
+    """A child with a lesson loaded.
+    `reference` is asked for its time or steps at a limit.
 
     compiler(tree, buffers): the answer of another process that compiles for the child.
     patience: how many times SECONDS an answer may take where there is no reference.
@@ -117,8 +118,8 @@ class Subject:
         return max(n["steps"] for n in self.launch(*request[:4], **meta).launches)
 
     def _seconds(self, name, args, kwargs):
-        """Seconds of CPU that a call takes: other work beside it does not lengthen them. The
-        caller's arrays stay as they are."""
+        """Seconds of CPU that a call takes: other work beside it does not lengthen them.
+        The caller's arrays stay as they are."""
         function = getattr(self, name)
         before, _ = self._child.work()
         self._ask("call", function, list(args), kwargs)
@@ -210,8 +211,9 @@ class Subject:
             raise
 
     def _prepare(self, what, values):
-        """Have a process that can answer. CUDA C is compiled and launched without the learner's
-        Python; one that only launches it may lack torch and Triton, and gives way to another."""
+        """Have a process that can answer.
+        CUDA C is compiled and launched without the learner's Python; one that only launches it
+        may lack torch and Triton, and gives way to another."""
         cuda = what == "launch" and values[0] in self._cuda_kernels
         if self._child is None or (self._bare and not cuda):
             self.close()
@@ -256,7 +258,8 @@ class Subject:
             raise self._stopped(error) from None
 
     def _reply(self, slow):
-        """The child's answer. `slow()`: how long the reference takes; called at the limit."""
+        """The child's answer.
+        `slow()`: how long the reference takes; called at the limit."""
         message, out = self._frame(slow)
         while self._compiler is not None and "ask" in message:
             tree, buffers = wire.pack(self._compiler(message["ask"], out), None)

@@ -61,8 +61,8 @@ def here():
 
 
 def measure(lesson):
-    """The rows of one lesson, judged if a GPU gave them. CourseError if nothing can be measured on
-    this machine."""
+    """The rows of one lesson, judged if a GPU gave them.
+    CourseError if nothing can be measured on this machine."""
     if lesson not in units(here()):
         where = "" if device.gpu() else "no NVIDIA GPU here, and without one "
         raise CourseError(f"{where}{lesson.id} has nothing to measure; "

@@ -77,7 +77,8 @@ def write(file, record):
 
 
 def keep(gpu, name, row):
-    """Put one unit into the record of a device; its other units stay. Returns the path.
+    """Put one unit into the record of a device; its other units stay.
+    Returns the path.
 
     The record may be older than this unit, so the unit says with what it was measured.
     """

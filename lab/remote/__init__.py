@@ -1,4 +1,5 @@
-"""The process that runs a learner's code. Nothing here decides what is right.
+"""The process that runs a learner's code.
+Nothing here decides what is right.
 
 agreement    whether all ranks run the same program
 changes      what a call changed among its arguments

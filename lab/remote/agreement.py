@@ -8,7 +8,8 @@ SHOWN = 48              # bytes of a fact that a message can quote
 
 
 def meet(lesson, only_cpu=False, **facts):
-    """Join the ranks that `torchrun` started, which must have one version of a lesson. The device
+    """Join the ranks that `torchrun` started, which must have one version of a lesson.
+    The device
     of this rank: "cuda" and NCCL where each rank of its machine has a GPU, else "cpu" and gloo."""
     import torch
     import torch.distributed as dist

@@ -1,4 +1,5 @@
-"""The process that runs a learner's code. It is handed files, answers calls, and judges nothing."""
+"""The process that runs a learner's code.
+It is handed files, answers calls, and judges nothing."""
 
 import asyncio
 import contextlib
@@ -111,8 +112,9 @@ class SubjectServer:
         return result, watch.changed(), watch.edited()
 
     def do_launch(self, name, grid, block, args, meta, steps):
-        """Launch one kernel in the simulator: (launches as data, changed arrays). CUDA C needs no
-        lesson that is loaded. meta may hold capability: 89 where the kernel needs fp8."""
+        """Launch one kernel in the simulator: (launches as data, changed arrays).
+        CUDA C needs no lesson that is loaded. meta may hold capability: 89 where the kernel
+        needs fp8."""
         from lab import device, simulator
 
         if self.module is None:

@@ -17,7 +17,8 @@ LOG_KEPT = 4000                 # characters of a compiler's log
 # ---- the process that compiles
 
 def cuda(module, what, source, path, options, names, *arch):
-    """CUDA C -> what a function of simulator.nvrtc gives, as data. It needs no module."""
+    """CUDA C -> what a function of simulator.nvrtc gives, as data.
+    It needs no module."""
     from lab.simulator import nvrtc
 
     function = {"ptx": "compile_ptx", "resources": "resources", "cubin": "assemble"}[what]
@@ -100,9 +101,10 @@ def shown(value):
 
 
 def schema(result, options):
-    """The numbers of a compiled kernel. TypeError: the other process, which a learner's code may
-    have changed, gave what Triton does not. Warps decide what is counted, so they are
-    those of the launch."""
+    """The numbers of a compiled kernel.
+    TypeError: the other process, which a learner's code may have changed, gave what Triton does
+    not.
+    Warps decide what is counted, so they are those of the launch."""
     if type(result) is not dict or [type(result.get(key)) for key in ("name", "ptx", "cubin")] != [
             str, str, bytes]:
         raise TypeError("the compiler's answer is not a kernel")

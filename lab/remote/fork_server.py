@@ -129,8 +129,8 @@ class Server:
             shutil.rmtree(self.folders.pop(ended.si_pid), ignore_errors=True)
 
     def unneeded(self):
-        """Whether it may end; asked again and again in quiet times. One that is to end first takes
-        its name away, so that whoever comes starts another."""
+        """Whether it may end; asked again and again in quiet times.
+        One that is to end first takes its name away, so that whoever comes starts another."""
         if not self.is_there():
             return not self.children
         if not self.children and self.idle is not None and (
@@ -152,7 +152,8 @@ class Server:
 
 
 def end_group(pid):
-    """End a process, and its group where it leads one already. Its number must not be free yet."""
+    """End a process, and its group where it leads one already.
+    Its number must not be free yet."""
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError):
             kill(pid, signal.SIGKILL)
@@ -209,7 +210,8 @@ def received(connection):
 
 
 def main(spec):
-    """The program: see Servers.launch. The socket listens already."""
+    """The program: see Servers.launch.
+    The socket listens already."""
     servers = Servers(spec["folder"], spec["course"], spec["leashed"], tuple(spec["here"]))
     gc.set_threshold(COLLECT)
     for name in servers.here:

@@ -17,7 +17,8 @@ class WireError(Exception):
 
 
 def frame(message, buffers):
-    """The bytes of one message. `message` is JSON-able and holds the tree."""
+    """The bytes of one message.
+    `message` is JSON-able and holds the tree."""
     text = json.dumps({"message": message, "sizes": [len(b) for b in buffers]}).encode()
     return b"".join((HEAD.pack(len(text), sum(map(len, buffers))), text, *buffers))
 

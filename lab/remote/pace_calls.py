@@ -1,4 +1,5 @@
-"""The calls that are timed for points, in the process under test. See lab/judge/pace.py.
+"""The calls that are timed for points, in the process under test.
+See lab/judge/pace.py.
 
 Where an instructor grades, this process has met none of the learner's Python: what it counts, makes
 and compares is the course's word; only the compiled kernels are the learner's.
@@ -9,7 +10,8 @@ PROJECTIONS = 4         # by chance another result comes near in one of 60; in a
 
 
 class Calls:
-    """A function of the lesson and its arguments, in the process under test. Built by `make`.
+    """A function of the lesson and its arguments, in the process under test.
+    Built by `make`.
 
     function: None for a copy of the only argument
     """
@@ -106,8 +108,8 @@ def scaled(tensor):
 
 
 def fingerprint(tensor):
-    """[shape, root mean square, projections on random directions]. An error in any part moves each
-    projection by about the error's root mean square."""
+    """[shape, root mean square, projections on random directions].
+    An error in any part moves each projection by about the error's root mean square."""
     import torch
 
     flat = tensor.reshape(-1).double()

@@ -234,7 +234,8 @@ class Team:
 
 
 def run(program, arguments, limit):
-    """Run a Program on len(arguments) ranks, as of Team.watch. What came of it, as data:
+    """Run a Program on len(arguments) ranks, as of Team.watch.
+    What came of it, as data:
 
     {"results": [value], "changed", "edited": [as of a call, by rank], "operations": [[fields]],
      "spans": [[of spans.spans]], "error": of a rank that raised, "rank", "seconds": of the CPU,

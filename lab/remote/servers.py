@@ -153,8 +153,8 @@ def common():
 
 
 def own(folder):
-    """The folder, made where it is missing. CourseError where that cannot be, or where another user
-    could put a socket."""
+    """The folder, made where it is missing.
+    CourseError where that cannot be, or where another user could put a socket."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         facts = folder.lstat()
@@ -198,7 +198,8 @@ def machine():
 # ---- sockets
 
 def listens(address):
-    """Whether a server is there. It takes a connection and forks; the fork ends without a request.
+    """Whether a server is there.
+    It takes a connection and forks; the fork ends without a request.
     """
     try:
         dial(address).close()
@@ -208,7 +209,8 @@ def listens(address):
 
 
 def dial(address):
-    """A connection. CourseError where another user listens."""
+    """A connection.
+    CourseError where another user listens."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with reachable(address) as path:

@@ -50,7 +50,8 @@ class Child:
         self._listener.start()
 
     def _ask(self, request, connection):
-        """Have a process forked: the descriptor of its output. RuntimeError if that fails."""
+        """Have a process forked: the descriptor of its output.
+        RuntimeError if that fails."""
         self.connection = connection
         reader, writer = os.pipe()
         try:
@@ -96,7 +97,8 @@ class Child:
         return bool(select.select([self.connection], [], [], left)[0])
 
     def read(self, n, deadline):
-        """Exactly n bytes. TimeoutError past the deadline, EOFError when the child is gone."""
+        """Exactly n bytes.
+        TimeoutError past the deadline, EOFError when the child is gone."""
         data = bytearray()
         while len(data) < n:
             left = deadline - time.monotonic()
@@ -107,7 +109,8 @@ class Child:
         return bytes(data)
 
     def part(self, most, before=b""):
-        """The bytes that are there, at least one. EOFError when the child is gone.
+        """The bytes that are there, at least one.
+        EOFError when the child is gone.
         before: those that are to make a whole with them"""
         try:
             data = self.connection.recv(min(most, 1 << 20))
@@ -178,8 +181,8 @@ class Child:
         return False
 
     def end(self):
-        """End the process and everything it started. If it has ended by itself, its server has
-        ended the rest."""
+        """End the process and everything it started.
+        If it has ended by itself, its server has ended the rest."""
         if self.runs():
             end_group(self.pid)
 

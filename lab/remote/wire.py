@@ -130,7 +130,8 @@ def extent(shape, strides, itemsize):
 
 
 def unpack(tree, buffers, handle=None):
-    """The value of a message. Every field is checked: the sender may be hostile."""
+    """The value of a message.
+    Every field is checked: the sender may be hostile."""
     try:
         return Unpacker(buffers, handle).value(tree)
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError,

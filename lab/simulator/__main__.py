@@ -61,7 +61,8 @@ def options():
 
 
 def kernel_of(module, name):
-    """The kernel of that name, or the only one. KernelError where there is no only one."""
+    """The kernel of that name, or the only one.
+    KernelError where there is no only one."""
     names = [own for own, function in module.compile().functions.items() if function.is_kernel]
     if name is None and len(names) != 1:
         raise KernelError(f"{module.path} has {len(names)} kernels, {', '.join(names) or 'none'}: "

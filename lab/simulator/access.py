@@ -21,7 +21,8 @@ class SeveralSegments(Exception):
 
 
 def window(wave, address):
-    """A generic address -> its state space and the address within it. Lanes may differ."""
+    """A generic address -> its state space and the address within it.
+    Lanes may differ."""
     number = int(address.flat[0]) >> SEGMENT_SHIFT
     if number not in (SHARED_WINDOW, LOCAL_WINDOW):
         return "global", address
@@ -74,7 +75,8 @@ def load(wave, inst, address, size, space, fetcher=None):
 
 
 def store(wave, inst, address, size, space, value):
-    """Write raw elements. Where lanes write to one place, the highest lane wins."""
+    """Write raw elements.
+    Where lanes write to one place, the highest lane wins."""
     if space == "generic":
         space, address = window(wave, address)
     segment = offset = None

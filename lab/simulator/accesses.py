@@ -26,7 +26,8 @@ COLLECTIVE = ("ldmatrix", "wmma")   # the warp accesses memory as one: instructi
 
 
 class Access:
-    """One instruction's accesses, one entry per lane. Much of it is worked out only if needed."""
+    """One instruction's accesses, one entry per lane.
+    Much of it is worked out only if needed."""
 
     between_blocks = False
 
@@ -89,8 +90,8 @@ class Access:
         return (last > barrier) & (other != self.who)
 
     def check(self, last, mine, theirs, values=None, cell=0):
-        """Raise if a recorded access is someone else's and nothing orders it before mine. Lanes
-        that write what this cell holds already, as `values` says, are let off."""
+        """Raise if a recorded access is someone else's and nothing orders it before mine.
+        Lanes that write what this cell holds already, as `values` says, are let off."""
         if not last.any():
             return
         hazard = self.unordered(last)

@@ -171,8 +171,9 @@ def segment_of(value, parameter):
 
 
 def check_element(value, parameter):
-    """Is it an array of what the parameter points to? Vectors also carry bytes: float4 and its like
-    may move narrower elements, as long as these fill whole vectors."""
+    """Is it an array of what the parameter points to?
+    Vectors also carry bytes: float4 and its like may move narrower elements, as long as these
+    fill whole vectors."""
     allowed = POINTEES.get(parameter.type) if parameter.pointer else None
     if parameter.type.endswith("*"):
         allowed = "int64", "uint64"                         # a table of addresses

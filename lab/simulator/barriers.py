@@ -62,7 +62,8 @@ class BarrierRoom:
             self.scheduler.timeline.barrier(inst, index, steps)
 
     def enter(self, frame, pc, inst, lanes):
-        """The lanes arrive. A .arrive does not wait."""
+        """The lanes arrive.
+        A .arrive does not wait."""
         wave = self.wave
         index = lanes.index
         number, needed, predicate, waits = inst.run(wave)

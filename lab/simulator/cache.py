@@ -13,11 +13,12 @@ from .session import session
 
 
 def compile_cached(source, path, options=(), name_expressions=(), folder=None):
-    """Like nvrtc.compile_ptx. The cached file's name is a hash of all that decides the result:
-    source, its file's name without the folder, options, names, NVRTC's version, the architecture,
-    the standard options and the simulator's own headers. So the PTX may name the folder of an
-    earlier compilation; `own_path` mends that. A source that includes files of its own is compiled
-    every time, since these may change.
+    """Like nvrtc.compile_ptx.
+    The cached file's name is a hash of all that decides the result: source, its file's name without
+    the folder, options, names, NVRTC's version, the architecture, the standard options and the
+    simulator's own headers.
+    So the PTX may name the folder of an earlier compilation; `own_path` mends that.
+    A source that includes files of its own is compiled every time, since these may change.
     folder: None for no cache."""
     if session.compiler is not None:
         return session.compiler("ptx", source, path, options, name_expressions, session.arch)

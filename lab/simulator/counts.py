@@ -197,7 +197,8 @@ class Counts:
     # ---- branches
 
     def split(self, inst, group, parts):
-        """The lanes of a group part at a branch. A warp is divergent if its own lanes do."""
+        """The lanes of a group part at a branch.
+        A warp is divergent if its own lanes do."""
         self.splits[inst] = self.splits.get(inst, 0) + 1
         both = sum(part.warps for part in parts) - group.warps
         self.divergent[inst] = self.divergent.get(inst, 0) + both
@@ -221,8 +222,8 @@ def first_warp(index, place):
 
 
 def request(wave, space, size, index, place, names):
-    """-> a function that makes the Request of one warp, given its lanes' numbers within the wave. A
-    launch shows few of those that it could."""
+    """-> a function that makes the Request of one warp, given its lanes' numbers within the wave.
+    A launch shows few of those that it could."""
     first = int(index[0])
     lane = index % WARP
     place = place.copy()
@@ -263,7 +264,8 @@ def of_pattern(table, size, count, unit):
 
 
 def same_sectors(offset, before):
-    """Has a loop moved all lanes on by the same whole sectors? Then the counts are the same."""
+    """Has a loop moved all lanes on by the same whole sectors?
+    Then the counts are the same."""
     if offset.shape != before.shape or (offset.flat[0] - before.flat[0]) % SECTOR:
         return False
     moved = offset - before

@@ -18,7 +18,8 @@ class Needs(NamedTuple):
 
 
 def needs(cubin, name):
-    """-> Needs of a kernel. Raises ValueError if the cubin does not say."""
+    """-> Needs of a kernel.
+    Raises ValueError if the cubin does not say."""
     sections = list(read_sections(cubin))
     number = symbol_number(cubin, sections, name)
     facts = {}

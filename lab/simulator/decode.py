@@ -57,7 +57,8 @@ def decode(inst):
 
 
 class Modifiers:
-    """The dotted words after an opcode. A decoder takes what it knows; the rest is refused."""
+    """The dotted words after an opcode.
+    A decoder takes what it knows; the rest is refused."""
 
     def __init__(self, inst):
         self.inst = inst
@@ -92,8 +93,8 @@ class Modifiers:
 
 
 class Elementwise(NamedTuple):
-    """What an instruction does to each lane by itself. Instructions of the same opcode and
-    modifiers have the same function."""
+    """What an instruction does to each lane by itself.
+    Instructions of the same opcode and modifiers have the same function."""
     function: object                # operands, numpy arrays of any shape -> result
     reads: list                     # of its operands
     write: object
@@ -156,7 +157,8 @@ def register_reader(name, size, dtype):
 
 
 def immediate(operand, ptx_type):
-    """-> numpy scalar. A float literal is converted to the type of float that is wanted."""
+    """-> numpy scalar.
+    A float literal is converted to the type of float that is wanted."""
     dtype = DTYPES[ptx_type]
     if dtype == BOOL:
         return np.bool_(operand.bits)

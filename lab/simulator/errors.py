@@ -31,7 +31,8 @@ class KernelError(Exception):
 
 
 class CompileError(KernelError):
-    """The CUDA C text does not compile. The message is the compiler's log."""
+    """The CUDA C text does not compile.
+    The message is the compiler's log."""
 
     kind = "compile"
 

@@ -33,8 +33,9 @@ VIEWS_JOINED = 20_000   # at most: what is beyond is not known
 
 
 class View:
-    """{who: stamp} of its parents and of its own. A chain of a thousand flags shares what it can:
-    the whole is put together when somebody asks, the youngest first."""
+    """{who: stamp} of its parents and of its own.
+    A chain of a thousand flags shares what it can: the whole is put together when somebody asks,
+    the youngest first."""
 
     def __init__(self, parents, own=None):
         self.parents = parents
@@ -58,7 +59,8 @@ class View:
 
 
 class Flags:
-    """The views of one launch's lanes. Where nothing is kept, nothing is known of other blocks."""
+    """The views of one launch's lanes.
+    Where nothing is kept, nothing is known of other blocks."""
 
     def __init__(self, order):
         self.order = order

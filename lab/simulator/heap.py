@@ -20,7 +20,8 @@ class Heap(Segment):
         self.end = 0
 
     def allocate(self, size):
-        """-> an address, 0 where there is no room. Only what was freed at the end is reused."""
+        """-> an address, 0 where there is no room.
+        Only what was freed at the end is reused."""
         size = -(-max(size, 1) // ALIGNMENT) * ALIGNMENT
         if self.end + size > HEAP_BYTES:
             return 0

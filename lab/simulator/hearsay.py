@@ -18,7 +18,8 @@ from .stamps import BLOCK_SHIFT, LANE, WARP_SHIFT, WHO, WHO_BITS
 
 
 class Raising(NamedTuple):
-    """A thread's write of a flag. Three stamps: its own, its last warp's and block's barrier."""
+    """A thread's write of a flag.
+    Three stamps: its own, its last warp's and block's barrier."""
 
     turn: int           # among the flags' events
     who: int
@@ -38,7 +39,8 @@ class Raising(NamedTuple):
 
 
 class Event(NamedTuple):
-    """An instruction that looks at flags, or raises them, or both. An entry a lane, in order"""
+    """An instruction that looks at flags, or raises them, or both.
+    An entry a lane, in order"""
 
     told: int           # id of the flags' array
     lanes: np.ndarray
@@ -49,7 +51,8 @@ class Event(NamedTuple):
 
 
 class Hearsay:
-    """Who raised the flags of one launch, and who saw them. A flag: (id of its array, place).
+    """Who raised the flags of one launch, and who saw them.
+    A flag: (id of its array, place).
 
     Instructions are noted whole, and taken apart when somebody asks: most programs never do.
     """

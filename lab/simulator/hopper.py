@@ -156,7 +156,8 @@ def instructions(ptx):
 
 
 def assemble(ptx):
-    """-> cubin, {kernel: Resources}, the assembler's log. Triton has two assemblers."""
+    """-> cubin, {kernel: Resources}, the assembler's log.
+    Triton has two assemblers."""
     from triton.backends.nvidia.compiler import get_ptxas
 
     with tempfile.TemporaryDirectory() as folder:

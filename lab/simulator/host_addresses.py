@@ -46,8 +46,8 @@ class HostAddresses:
         return address - self.start[place] + self.base[place]
 
     def search(self):
-        """Take in every live tensor into which a number in the kernel's memory points. The others
-        stay out of reach, so that an overshoot does not silently end in one of them."""
+        """Take in every live tensor into which a number in the kernel's memory points.
+        The others stay out of reach, so that an overshoot does not silently end in one of them."""
         storages = live_storages()
         before = -1
         while len(self.segments) != before:             # a table may point to tables

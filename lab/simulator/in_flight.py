@@ -18,7 +18,8 @@ class InFlight:
         self.inst = [None]                                          # number -> Instruction
 
     def start(self, wave, inst, offset, size):
-        """Copies begin. Earlier accesses to the place must be ordered before them."""
+        """Copies begin.
+        Earlier accesses to the place must be ordered before them."""
         shadow = self.shadow
         cells = self.shadow.shared
         access = SharedAccess(shadow, wave, inst, offset, size)

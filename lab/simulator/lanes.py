@@ -86,7 +86,8 @@ class Lanes:
             self.shape[0], self.shape[1] // WARP)
 
     def split(self, predicate):
-        """-> members for which the predicate holds, and the others. The predicate comes in the form
+        """-> members for which the predicate holds, and the others.
+        The predicate comes in the form
         that values have here: (n,) in a sparse set, else something that broadcasts to (B, T)."""
         if predicate.size == 1:
             no_lanes = Lanes(self.shape, index=np.zeros(0, np.int64))

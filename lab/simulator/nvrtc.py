@@ -56,7 +56,8 @@ def library_folder():
 
 @cache
 def library():
-    """libnvrtc, loaded. Its builtins come first: NVRTC 13.0 does not find them by itself."""
+    """libnvrtc, loaded.
+    Its builtins come first: NVRTC 13.0 does not find them by itself."""
     folder = library_folder()
     if folder is None:
         raise KernelError(
@@ -100,7 +101,8 @@ def check(code):
 
 
 def compile_ptx(source, path, options=(), name_expressions=(), arch=ARCH):
-    """CUDA C -> Compiled. Raises CompileError with the learner's line."""
+    """CUDA C -> Compiled.
+    Raises CompileError with the learner's line."""
     with Program(source, path) as program:
         for name in name_expressions:
             program.add_name(name)
@@ -201,8 +203,8 @@ def compile_error(log, source, path):
 
 
 def line_of_feature(log, source):
-    """The line of inline PTX that asks for a newer GPU: ptxas names its own lines. None for other
-    errors."""
+    """The line of inline PTX that asks for a newer GPU: ptxas names its own lines.
+    None for other errors."""
     if feature := re.search(r"Feature '%?([^']+)' requires", log):
         before, word, _ = source.partition(feature[1])
         return before.count("\n") + 1 if word else None

@@ -79,7 +79,8 @@ class Occupancy:
 
 
 def capability(gpu):
-    """A name in GPUS, or "8.6" -> compute capability. Raises KernelError."""
+    """A name in GPUS, or "8.6" -> compute capability.
+    Raises KernelError."""
     number = gpu if gpu in MULTIPROCESSORS else GPUS.get(gpu)
     if number is None:
         raise KernelError(f"GPU {gpu!r}: expected one of {', '.join(GPUS)}, or a compute "

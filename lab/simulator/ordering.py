@@ -83,8 +83,9 @@ class Order:
         return ((fenced > stamp) | met) & (self.flagged[mine] > stamp)
 
     def met_at_shuffle(self, stamp, lane):
-        """Has a shuffle or a vote of its warp come between? It makes the lanes meet, but promises
-        no order of memory (CUDA Programming Guide, "Warp Shuffle Functions") (k,) bool"""
+        """Has a shuffle or a vote of its warp come between?
+        It makes the lanes meet, but promises no order of memory (CUDA Programming Guide, "Warp
+        Shuffle Functions") (k,) bool"""
         same_warp = (stamp & WHO) >> WARP_SHIFT == self.who[lane] >> WARP_SHIFT
         return same_warp & (self.shuffles[lane] > stamp)
 

@@ -168,7 +168,8 @@ def split_commas(text):
 
 
 def parse(text):
-    """PTX text -> Module. Raises Unsupported for a directive that the parser does not know."""
+    """PTX text -> Module.
+    Raises Unsupported for a directive that the parser does not know."""
     text = ASSEMBLY.sub(lambda match: at_one_line(match[0]), text)
     text = COMMENT.sub(lambda match: match[1] or " ", text)
     return _Parser(text).module

@@ -85,17 +85,20 @@ class LineCounts:
 
     @property
     def intensity(self):
-        """FLOP over bytes_moved. None if nothing was moved."""
+        """FLOP over bytes_moved.
+        None if nothing was moved."""
         return self.flops / self.bytes_moved if self.bytes_moved else None
 
     @property
     def intensity_asked(self):
-        """FLOP over bytes_asked. None if nothing was asked for."""
+        """FLOP over bytes_asked.
+        None if nothing was asked for."""
         return self.flops / self.bytes_asked if self.bytes_asked else None
 
     @property
     def active_lanes(self):
-        """Mean number of lanes that ran an instruction, of 32. None without instructions."""
+        """Mean number of lanes that ran an instruction, of 32.
+        None without instructions."""
         return self.lane_steps / self.steps if self.steps else None
 
 
@@ -152,8 +155,8 @@ class Launch:
         return self._per_request("ideal", space, op, line)
 
     def bank_conflict_degree(self, line=None):
-        """Wavefronts of shared memory over the fewest possible; 1.0 is free of conflicts. None if
-        shared memory was not used."""
+        """Wavefronts of shared memory over the fewest possible; 1.0 is free of conflicts.
+        None if shared memory was not used."""
         counts = self.counts(line)
         ideal = counts.sum("ideal", "shared")
         return counts.sum("transactions", "shared") / ideal if ideal else None

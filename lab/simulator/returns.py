@@ -1,4 +1,5 @@
-"""Did a thread return early, or did it walk past a barrier? Both have ended without it.
+"""Did a thread return early, or did it walk past a barrier?
+Both have ended without it.
 
 `if (i >= n) return;` before a barrier is common, and hardware lets it pass. A barrier inside
 `if (i < n) { ... }` is a mistake. Where nothing follows the braces the two are the same program,
@@ -59,8 +60,9 @@ def source_from(location, launch):
 
 
 def says_return(text, source):
-    """Does the statement that starts here hold a return? For an `if`, what it governs; for a loop
-    too, since the compiler may have moved an `if` ahead of it."""
+    """Does the statement that starts here hold a return?
+    For an `if`, what it governs; for a loop too, since the compiler may have moved an `if` ahead
+    of it."""
     first = text.split("\n", 1)[0]
     if re.match(r"\s*\}\s*while\b", first):
         return False                                    # the end of a do

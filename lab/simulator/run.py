@@ -93,8 +93,9 @@ class Run:
                 f"memory; a block can have {largest}", "argument")
 
     def place_globals(self, segments):
-        """Give the module's .global and .const variables addresses. `segments` keeps their memory
-        between launches, since a __device__ variable outlives a kernel."""
+        """Give the module's .global and .const variables addresses.
+        `segments` keeps their memory between launches, since a __device__ variable outlives a
+        kernel."""
         for i, function in enumerate(self.module.functions.values()):
             self.addresses[function.name] = (CODE_WINDOW << SEGMENT_SHIFT) + 16 * i
             self.functions_at[self.addresses[function.name]] = function
@@ -139,7 +140,8 @@ class Run:
         self.print_output()
 
     def plan(self, blocks):
-        """-> (first block, last block + 1, checked?) of each wave, in order. Of a large grid only
+        """-> (first block, last block + 1, checked?) of each wave, in order.
+        Of a large grid only
         some blocks are checked: the first, the last, and some in the middle."""
         lanes = -(-self.threads // WARP) * WARP
         per_wave = max(1, WAVE_LANES // lanes)

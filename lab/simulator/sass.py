@@ -83,8 +83,8 @@ def disassemble(cubin, name, arch):
 
 
 def read(text):
-    """What nvdisasm prints, from a kernel's label on -> [Instruction]. At the end of the code lies
-    padding, a jump to itself and NOPs."""
+    """What nvdisasm prints, from a kernel's label on -> [Instruction].
+    At the end of the code lies padding, a jump to itself and NOPs."""
     code, places, line, label, last_jump = [], [], None, "", None
     for row in text.splitlines()[1:]:
         if row.startswith("//-----"):                       # the next section

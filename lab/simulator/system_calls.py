@@ -47,8 +47,8 @@ def text_at(wave, inst, lane, address):
 
 
 def vprintf(wave, inst, results, arguments):
-    """printf(format, arguments) -> how many arguments the format takes. They lie packed in local
-    memory."""
+    """printf(format, arguments) -> how many arguments the format takes.
+    They lie packed in local memory."""
     formats, buffers = (argument(wave, name).tolist() for name in arguments)
     local = wave.local_memory(np.dtype(np.uint8))
     counts = []

@@ -354,7 +354,8 @@ class Taint:
             self.complain(inst, origin, int(lanes[0]), f"is stored to `{segment.name}`")
 
     def padding_aside(self, inst, bits, origin):
-        """-> which lanes (n,) store an undefined value. A struct is copied with the gaps between
+        """-> which lanes (n,) store an undefined value.
+        A struct is copied with the gaps between
         its members: from local memory only the lowest byte of an item counts."""
         bits = np.ascontiguousarray(bits).view(np.uint8).reshape(len(bits), -1)
         item = DTYPES[next(m for m in inst.modifiers if m in DTYPES)].itemsize

@@ -73,8 +73,9 @@ def join():
 
 
 def activate_triton(capability=80):
-    """Make the simulator Triton's active driver. capability: 80, or 89 for kernels with fp8. Where
-    Triton finds no GPU, it takes the simulator by itself, with 89 for arrays of fp8 and else 80.
+    """Make the simulator Triton's active driver. capability: 80, or 89 for kernels with fp8.
+    Where Triton finds no GPU, it takes the simulator by itself, with 89 for arrays of fp8 and
+    else 80.
     """
     import triton
     if capability not in DEVICES:
@@ -105,8 +106,8 @@ def capability(number):
 
 
 def triton_driver():
-    """Triton's active driver if it is the simulator, else None. A process that has not imported
-    Triton launches none of its kernels."""
+    """Triton's active driver if it is the simulator, else None.
+    A process that has not imported Triton launches none of its kernels."""
     if "triton" not in sys.modules or session.device() == "cuda":
         return None
     try:

@@ -36,8 +36,8 @@ def capability_of(frame, now):
 
 @cache
 def make_driver(capability):
-    """The driver class needs Triton to be defined, so it is made on demand. None: a capability that
-    suits each launch"""
+    """The driver class needs Triton to be defined, so it is made on demand.
+    None: a capability that suits each launch"""
     from triton.backends.compiler import GPUTarget
     from triton.backends.driver import DriverBase
 

@@ -186,16 +186,17 @@ def python_file(function):
 
 
 def read_sources(kernel):
-    """Path -> text of the files that a kernel comes from. A notebook's cells are no files, but
-    Python remembers them."""
+    """Path -> text of the files that a kernel comes from.
+    A notebook's cells are no files, but Python remembers them."""
     paths = {inst.location.path for inst in kernel.code if inst.location}
     return {path: text for path in paths if (text := "".join(linecache.getlines(path)))}
 
 
 @cache
 def parse_cached(path, file):
-    """-> ptx.Module. Triton's cache goes by the text of a kernel alone, so that the PTX may name
-    another file with the same text; `file` is the one that the kernel comes from."""
+    """-> ptx.Module.
+    Triton's cache goes by the text of a kernel alone, so that the PTX may name another file with
+    the same text; `file` is the one that the kernel comes from."""
     text = Path(path).read_text(encoding="utf-8")
     if file:
         same_name = rf'(\.file\s+\d+\s+")[^"]*/{re.escape(Path(file).name)}"'

@@ -58,8 +58,9 @@ tuning = Tuning()
 
 
 class DeviceInterface:
-    """The part of torch.cuda that Triton and its tests ask for. An autotuner that was made for a
-    GPU, or with its own warmup and rep, times with events; here they count."""
+    """The part of torch.cuda that Triton and its tests ask for.
+    An autotuner that was made for a GPU, or with its own warmup and rep, times with events; here
+    they count."""
 
     def __init__(self):
         import torch

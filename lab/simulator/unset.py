@@ -35,8 +35,9 @@ DECLARATION = re.compile(r"[A-Za-z_][\w:]*(\s+[\w:]+)*[\s*&]+\w+\s*(\[|=|$)")
 
 
 def may_declare_without_value(source):
-    """Might a local variable be declared without a value? A yes costs time and no more. With cub it
-    would cost seconds, so there it is a no."""
+    """Might a local variable be declared without a value?
+    A yes costs time and no more.
+    With cub it would cost seconds, so there it is a no."""
     if re.search(r"#\s*include\s*<(cub|thrust)/", source):
         return False
     if re.search(r'#\s*include\s*"', source):
@@ -130,9 +131,10 @@ def suspicious(module, kernel):
 
 
 class LocalMemory:
-    """Which bytes of a function's local memory are written when it reads them. A store at an index
-    that is not known counts for the whole array, and so does handing the address on; a loop is
-    taken to run at least once, since where it depends on an argument nothing is folded away."""
+    """Which bytes of a function's local memory are written when it reads them.
+    A store at an index that is not known counts for the whole array, and so does handing the
+    address on; a loop is taken to run at least once, since where it depends on an argument
+    nothing is folded away."""
 
     def __init__(self, function):
         self.function = function

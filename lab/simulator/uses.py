@@ -138,8 +138,8 @@ class Flow:
         return needed[0] if needed else set()
 
     def forward(self, after):
-        """Follow bits that hold on every path: after(inst, bits) -> bits. Where a loop ends at its
-        head, it is taken to have run once."""
+        """Follow bits that hold on every path: after(inst, bits) -> bits.
+        Where a loop ends at its head, it is taken to have run once."""
         through = [[-1, -1] for _ in self.blocks]       # after a block: in its loop, out of it
         loops = [self.loop(i) for i in range(len(self.blocks))]
         changed = True

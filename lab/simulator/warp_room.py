@@ -47,7 +47,8 @@ class WarpRoom:
         return mask & alive & ~present
 
     def retry(self):
-        """No lane can run. Lanes that have left since are not waited for; all else is an error."""
+        """No lane can run.
+        Lanes that have left since are not waited for; all else is an error."""
         progress = False
         for (frame, pc), lanes in list(self.waiting.items()):
             inst = frame.code[pc]

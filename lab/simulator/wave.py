@@ -16,7 +16,8 @@ POISON = 0xFF               # what was never written: NaN as a float, -1 as an i
 
 
 class Registers(dict):
-    """Register name -> array. A register that was never written holds poison.
+    """Register name -> array.
+    A register that was never written holds poison.
 
     late    name -> the matrix product whose result it will hold, unless it is here
     layer   products that wait to be computed together, see instructions/products.py
@@ -38,7 +39,8 @@ class Registers(dict):
 
 
 class Frame:
-    """One activation of a function. Lanes that came by different calls have different frames."""
+    """One activation of a function.
+    Lanes that came by different calls have different frames."""
 
     def __init__(self, function, caller=None, return_pc=0, bound=()):
         self.function = function
@@ -207,7 +209,8 @@ class Wave:
     # ---- variables
 
     def symbol(self, symbol):
-        """The address of a variable. Shared and local ones are offsets within their window."""
+        """The address of a variable.
+        Shared and local ones are offsets within their window."""
         name = symbol.name
         if name in self.frame.local:
             return self.frame.local[name] + symbol.offset

@@ -57,7 +57,8 @@ class Block:
 
 
 def read(text):
-    """The units of a text. ValueError: a bracket, #if, comment or string never ends."""
+    """The units of a text.
+    ValueError: a bracket, #if, comment or string never ends."""
     tokens, comments = [], {}               # whole lines of comment: where they end -> begin
     for token in _tokens(text):
         if token.kind == "unended":

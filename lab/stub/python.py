@@ -14,7 +14,8 @@ DEFINITION = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def read(text):
-    """The units of a module. SyntaxError: it is not one, or nested deeper than can be read."""
+    """The units of a module.
+    SyntaxError: it is not one, or nested deeper than can be read."""
     try:
         return _units(text)
     except (RecursionError, MemoryError):       # the parser's own stack, or ours
@@ -116,7 +117,8 @@ def _is_lambda(node):
 
 
 def stub(unit, name):
-    """The text of a function down to its mark, then an exception. ValueError: there is no mark."""
+    """The text of a function down to its mark, then an exception.
+    ValueError: there is no mark."""
     above, below, _ = _parts(unit, name)
     count = sum(bool(row.strip()) and not row.lstrip().startswith("#") for row in below)
     note = about(count, name, unit.line + len(above) - 1)
@@ -124,7 +126,8 @@ def stub(unit, name):
 
 
 def rewritten(unit, name, body):
-    """The text of a function down to its mark, then `body`. ValueError: there is no mark."""
+    """The text of a function down to its mark, then `body`.
+    ValueError: there is no mark."""
     above, _, pad = _parts(unit, name)
     return "\n".join([*above, textwrap.indent(body, pad)])
 

@@ -32,8 +32,8 @@ class Rung(NamedTuple):
 
 
 def ladder(M, N, K):
-    """The kernels of k04 and of this lesson on random float32 numbers: [Rung]. The last has
-    a and w transposed in memory first."""
+    """The kernels of k04 and of this lesson on random float32 numbers: [Rung].
+    The last has a and w transposed in memory first."""
     rng = torch.Generator().manual_seed(0)
     a, w = (torch.randn(rows, K, generator=rng) for rows in (M, N))
     c = torch.empty(M, N)                           # (M, N)

@@ -26,7 +26,8 @@ class Rung(NamedTuple):
 
 
 def ladder(M, N, K):
-    """The kernels of k05 and of this lesson on random float32 numbers: [Rung]. K % 4 is 0."""
+    """The kernels of k05 and of this lesson on random float32 numbers: [Rung].
+    K % 4 is 0."""
     rng = torch.Generator().manual_seed(0)
     a, w = (torch.randn(rows, K, generator=rng) for rows in (M, N))
     changes = ("k05: one element a thread", "8 x 1 elements a thread", "8 x 8 elements a thread",

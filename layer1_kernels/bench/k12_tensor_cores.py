@@ -48,8 +48,9 @@ def rung(launch, changed):
 
 
 def ladder(M, N, K):
-    """The kernels of k05, k06 and this lesson on random numbers: [Rung]. All sizes are multiples
-    of 16. The first two take them as float32."""
+    """The kernels of k05, k06 and this lesson on random numbers: [Rung].
+    All sizes are multiples of 16.
+    The first two take them as float32."""
     rng = torch.Generator().manual_seed(0)
     a, w = (torch.randn(rows, K, generator=rng) for rows in (M, N))
     half = (a.half(), w.half())

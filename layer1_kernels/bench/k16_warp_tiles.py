@@ -88,7 +88,8 @@ def limits():
 
 
 def limit(name, k, bound, module, arch):
-    """The Limit of one kernel. The SMs of an A100 and an H200 have as many registers and warps."""
+    """The Limit of one kernel.
+    The SMs of an A100 and an H200 have as many registers and warps."""
     needs = module.resources(name, arch)
     fits = simulator.occupancy(needs, THREADS, gpu="H200" if arch == "sm_90" else "A100")
     return Limit(name, k, bound, arch, needs.registers, needs.spill_stores, fits.blocks,

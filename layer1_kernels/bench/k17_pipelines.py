@@ -39,8 +39,8 @@ class Rung(NamedTuple):
 
 
 def ladder(M, N, K):
-    """The kernels of k12 and of this lesson, on random numbers: [Rung]. All sizes are multiples of
-    64."""
+    """The kernels of k12 and of this lesson, on random numbers: [Rung].
+    All sizes are multiples of 64."""
     from layer1_kernels.k12_tensor_cores import KERNELS as BEFORE
     from layer1_kernels.k17_pipelines import KERNELS
 

@@ -25,8 +25,9 @@ from layer1_kernels.k20_grouped_gemm import (
 
 
 def skewed_experts(T, k, E, seed=0):                # -> (T, k) int32
-    """The experts of T tokens, k different ones each. The chance of expert e falls as 1 / (e + 1),
-    by Zipf's law, as that of words does; then the experts get new numbers, by chance."""
+    """The experts of T tokens, k different ones each.
+    The chance of expert e falls as 1 / (e + 1), by Zipf's law, as that of words does; then the
+    experts get new numbers, by chance."""
     rng = np.random.default_rng(seed)
     scores = rng.gumbel(size=(T, E)) - np.log(np.arange(1, E + 1))      # (T, E)
     experts = np.argsort(-scores, axis=1)[:, :k]    # (T, k)

@@ -1,4 +1,5 @@
-"""Pictures of the kernels. Each function draws one figure and returns it.
+"""Pictures of the kernels.
+Each function draws one figure and returns it.
 
 threads  Threads and what each takes: grids, programs, loads, rounds of a reduction.
 banks    Shared memory: in which bank each number of a small tile lies.

@@ -6,9 +6,9 @@ from lab.plots import BLUE, GREY, INK, RED, closed
 
 
 def small_banks(tiles, banks=8):
-    """Small tiles in shared memory, a column of the picture for each bank. The number in a word is
-    the tile's column that it holds. Column 0 is blue, and red where its words share a bank; a white
-    word is not used.
+    """Small tiles in shared memory, a column of the picture for each bank.
+    The number in a word is the tile's column that it holds.
+    Column 0 is blue, and red where its words share a bank; a white word is not used.
 
     tiles: {title: (rows, columns) of int, the word in which each number of the tile lies}
     """

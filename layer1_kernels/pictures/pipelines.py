@@ -51,9 +51,9 @@ def overlap(ways, steps, copy):
 
 
 def bank_groups(ways):
-    """Where the eight pieces of 16 bytes of eight rows of 128 bytes lie. A panel for each
-    {title: place(row, piece)}. A column is a group of four banks, a number the piece; the red ones
-    are piece 0 of each row."""
+    """Where the eight pieces of 16 bytes of eight rows of 128 bytes lie.
+    A panel for each {title: place(row, piece)}. A column is a group of four banks, a number the
+    piece; the red ones are piece 0 of each row."""
     import matplotlib.pyplot as plt
 
     figure, panels = plt.subplots(1, len(ways), squeeze=False, layout="constrained",

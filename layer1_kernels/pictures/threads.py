@@ -57,8 +57,8 @@ def grid(blocks, threads, n, thread=(2, 5)):
 
 
 def strides(blocks, threads, n):
-    """A grid-stride loop: which thread of the grid takes which element, a row for each round. Red
-    is thread 0, an outline is a place past the end.
+    """A grid-stride loop: which thread of the grid takes which element, a row for each round.
+    Red is thread 0, an outline is a place past the end.
 
     blocks, threads: of the launch    n: elements
     """
@@ -170,8 +170,8 @@ def one_round(columns, reads):
 
 
 def tree(numbers):
-    """A sum in pairs: the numbers in shared memory at the start and after each round. Blue where a
-    thread has added, white where a number was taken and is not needed any more.
+    """A sum in pairs: the numbers in shared memory at the start and after each round.
+    Blue where a thread has added, white where a number was taken and is not needed any more.
 
     numbers: one a thread; as many as a power of two
     """

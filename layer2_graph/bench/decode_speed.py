@@ -99,7 +99,8 @@ def ours(make, m, weights):
 
 
 def theirs(options, m, weights):
-    """The same of Hugging Face's generate. It may write any token, so that it does not stop."""
+    """The same of Hugging Face's generate.
+    It may write any token, so that it does not stop."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     model = LlamaForCausalLM(LlamaConfig(
@@ -166,7 +167,8 @@ def measure(arm, model):
 
 
 def in_process(arm, model):
-    """What `measure` says in a process of its own. CourseError with its last line if it fails."""
+    """What `measure` says in a process of its own.
+    CourseError with its last line if it fails."""
     done = subprocess.run([sys.executable, "-m", __spec__.name, "--arm", arm, "--model", model],
                           cwd=ROOT, capture_output=True, text=True)
     if done.returncode:

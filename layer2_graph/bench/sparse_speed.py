@@ -50,8 +50,9 @@ def attend(q, k, v):                                # (H, D), 2 × (N, G, D) -> 
 
 
 def context(N, share=4):
-    """{"all pages", "by bound", "evicted": f()} of one query over N tokens. The last two read one
-    of `share`: pages with the largest bounds, or all that a cache has kept."""
+    """{"all pages", "by bound", "evicted": f()} of one query over N tokens.
+    The last two read one of `share`: pages with the largest bounds, or all that a cache has
+    kept."""
     pages = N // SLOTS
     k, v = torch.randn(2, pages, SLOTS, KV_HEADS, WIDTH)
     q = torch.randn(HEADS, WIDTH)

@@ -34,7 +34,8 @@ TENSORRT = "trtexec --onnx=layer.onnx --exportLayerInfo=layers.json, on a machin
 
 @dataclass
 class CompilerRow:
-    """What a compiler made of the layer. `missing` says why there is nothing."""
+    """What a compiler made of the layer.
+    `missing` says why there is nothing."""
 
     name: str
     missing: str = ""
@@ -131,7 +132,8 @@ def failed_guards(layer: Layer) -> list[str]:
 
 
 def inductor_in_triton(layer: Layer) -> CompilerRow:
-    """What inductor writes in Triton. It is not run: for a CPU, Triton has no compiler."""
+    """What inductor writes in Triton.
+    It is not run: for a CPU, Triton has no compiler."""
     from torch._inductor.exc import InductorError
     from torch._inductor.graph import GraphLowering
 

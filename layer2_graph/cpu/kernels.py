@@ -115,8 +115,9 @@ SHARED = Shared()
 
 
 def matmul_cpu(a: Tensor, w: Tensor) -> Tensor:     # (M, K), (N, K) -> (M, N)
-    """As matmul; w may be tiled. PyTorch hands float32 to MKL, which on some CPUs leaves half of
-    their width idle; oneDNN, also part of PyTorch, takes arrays in its own format."""
+    """As matmul; w may be tiled.
+    PyTorch hands float32 to MKL, which on some CPUs leaves half of their width idle; oneDNN,
+    also part of PyTorch, takes arrays in its own format."""
     if w.is_mkldnn:
         return torch.ops.mkldnn._linear_pointwise(a, w, None, "none", [], "")
     tokens = a.shape[0]

@@ -153,8 +153,8 @@ class CpuLlama(FusedLlama):
     layouts: tuple | None = None        # (layers, their Arrays for few tokens, those for more)
 
     def arrays(self, T: int) -> list:
-        """Arrays of each layer for T tokens, made again if the layers were replaced. For few
-        tokens, small matrices are held a second time, in strips."""
+        """Arrays of each layer for T tokens, made again if the layers were replaced.
+        For few tokens, small matrices are held a second time, in strips."""
         if self.layouts is None or self.layouts[0] is not self.layers:
             rows = list(map(arrays, self.layers))
             self.layouts = self.layers, strips(rows, rows), rows

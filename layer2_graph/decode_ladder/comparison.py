@@ -41,7 +41,8 @@ REPLAY = "fused, the replay alone"
 
 
 def measure(model, hugging_face, sequences=SEQUENCES, prompt=PROMPT, count=COUNT, rounds=ROUNDS):
-    """(facts, [RungResult], {name: [Box]}) of all rungs, timed by turns. Arguments as ladder's.
+    """(facts, [RungResult], {name: [Box]}) of all rungs, timed by turns.
+    Arguments as ladder's.
 
     prompt, count: tokens of each prompt and after it    Boxes: of a layer, if it was counted
     """
@@ -139,7 +140,8 @@ def floor_bytes(model, sequences, N):
 
 
 def cores():
-    """The number of cores that this process has. Two threads of one count once, as for PyTorch."""
+    """The number of cores that this process has.
+    Two threads of one count once, as for PyTorch."""
     about = [Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
              for cpu in os.sched_getaffinity(0)]
     return len({path.read_text() if path.exists() else path for path in about})

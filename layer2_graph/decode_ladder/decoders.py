@@ -111,7 +111,8 @@ class Compiled(Decoder):
 
     @torch.no_grad()
     def launches(self, prompts):
-        """As read in the code that the compiler wrote. Their bytes are not counted."""
+        """As read in the code that the compiler wrote.
+        Their bytes are not counted."""
         from torch._inductor.utils import run_and_get_code
 
         self.prefill(prompts)
@@ -135,7 +136,8 @@ class Replayed(Decoder):
 
     @torch.no_grad()
     def launches(self, prompts):
-        """As a tape records them. A CUDA graph does not list them, but records the same calls."""
+        """As a tape records them.
+        A CUDA graph does not list them, but records the same calls."""
         self.prefill(prompts)
         pad_step(self.runner.buffers, self.cache.step([[0]] * len(prompts)), len(prompts))
         return recorded(Tape(partial(self.runner.compute, self.step), self.model.ops).calls)

@@ -19,7 +19,8 @@ class HuggingFace:
 
     @torch.no_grad()
     def __call__(self, prompts, count):
-        """(tokens, seconds a token), as Decoder. The prompts are of one length."""
+        """(tokens, seconds a token), as Decoder.
+        The prompts are of one length."""
         import transformers
 
         stamps = []

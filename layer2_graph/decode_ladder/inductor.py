@@ -18,7 +18,8 @@ MATRIX = re.compile(r"reinterpret_tensor\((?:arg|primals_)\d\w*, \((\d+), (\d+)\
 
 
 def launches_in(code):
-    """[CountedLaunch] of the code, in its order. Bytes are not counted: moved is 0.
+    """[CountedLaunch] of the code, in its order.
+    Bytes are not counted: moved is 0.
 
     arrays: the shapes (N, K) of the weights that a matrix of the library takes
     """

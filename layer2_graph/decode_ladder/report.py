@@ -21,7 +21,8 @@ NAMES = {"add_rmsnorm": "add + norm", "rmsnorm": "norm", "rope_and_cache": "rope
 
 @dataclass
 class RungResult:
-    """The results of a rung. None: not counted, or does not apply."""
+    """The results of a rung.
+    None: not counted, or does not apply."""
 
     name: str
     missing: str = ""               # why it was not run, or nothing

@@ -263,8 +263,8 @@ def fuse_attention(module: GraphModule, ops: Kernels) -> int:
 
 
 def use_matmul(module: GraphModule, ops: Kernels) -> int:
-    """The matrices that are left go to the table as well. It saves nothing; it makes the graph
-    yours."""
+    """The matrices that are left go to the table as well.
+    It saves nothing; it makes the graph yours."""
     places = 0
     for node in calls(module, LINEAR):
         if len(node.args) == 2 and node.args[0].meta["val"].dim() == 2:

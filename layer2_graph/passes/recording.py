@@ -45,7 +45,8 @@ class Recording(NamedTuple):
 
 
 class LaunchRecorder(Interpreter):
-    """Runs a graph node by node. It frees nothing, so that no address is used twice."""
+    """Runs a graph node by node.
+    It frees nothing, so that no address is used twice."""
 
     def __init__(self, module: GraphModule):
         super().__init__(module, garbage_collect_values=False)
@@ -111,8 +112,8 @@ def record(module: GraphModule, inputs: Iterable[Tensor]) -> Recording:
 
 
 def boxes(run: Recording) -> list[Box]:
-    """The boxes of a run, inputs first. A line leads to a box from the box that last wrote what it
-    uses."""
+    """The boxes of a run, inputs first.
+    A line leads to a box from the box that last wrote what it uses."""
     used = {s for launch in run.launches for s in launch.uses}
     drawn = [(s, name) for s, name in run.given.items() if s in used]
     inputs = [Box(name, launch=False) for _, name in drawn]

@@ -1,4 +1,5 @@
-"""Pictures of the graph. Each function draws one figure and returns it.
+"""Pictures of the graph.
+Each function draws one figure and returns it.
 
 rows      Rows: whose they are, which are computed again, which matrices make them.
 merging   Matrices: which of their numbers a factor scales, what moved brackets compute.

@@ -103,7 +103,8 @@ def stacked(matrices, x):
                   color=INK if colour == PALE else "white")
 
     def product(left, top, rows):
-        """The rows, x, and what the rows make of it. Returns where it ends."""
+        """The rows, x, and what the rows make of it.
+        Returns where it ends."""
         middle = top + len(rows) / 2 - len(x) / 2
         for y, (name, row) in enumerate(rows):
             for k, number in enumerate(row):

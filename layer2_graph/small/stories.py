@@ -64,7 +64,8 @@ def grammar():
 
 
 class Teller:
-    """Tells stories. The same seed tells the same ones, on any machine."""
+    """Tells stories.
+    The same seed tells the same ones, on any machine."""
 
     def __init__(self, seed):
         self.rng, self.rules = Random(seed), grammar()

@@ -1,4 +1,5 @@
-"""Train the small model and its draft on the corpus of corpus.py. Three commands, in this order:
+"""Train the small model and its draft on the corpus of corpus.py.
+Three commands, in this order:
 
     python layer2_graph/small/train.py tokenizer
     python layer2_graph/small/train.py small --steps 2000
@@ -75,7 +76,8 @@ def read_json(path):
 
 
 def encode(tokenizer, texts):
-    """[tokens of a text, as int64]. The marks are in the texts already."""
+    """[tokens of a text, as int64].
+    The marks are in the texts already."""
     return [torch.tensor(encoding.ids) for encoding in
             tokenizer.encode_batch(texts, add_special_tokens=False)]
 
@@ -84,7 +86,8 @@ def encode(tokenizer, texts):
 
 
 def windows(documents, rng):                        # yields (B, T + 1)
-    """Texts in random order, one after another. Half of the rows begin at a text's beginning."""
+    """Texts in random order, one after another.
+    Half of the rows begin at a text's beginning."""
     def endless():
         while True:
             for i in rng.permutation(len(documents)):
@@ -107,7 +110,8 @@ def windows(documents, rng):                        # yields (B, T + 1)
 
 
 def new_weights(m):
-    """Random weights. What adds to the stream is smaller, as there are 2·L such sums."""
+    """Random weights.
+    What adds to the stream is smaller, as there are 2·L such sums."""
     w = {}
     for name, shape in shapes(m):
         w[name] = torch.ones(shape) if len(shape) == 1 else torch.randn(shape) * shape[-1] ** -0.5

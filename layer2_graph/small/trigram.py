@@ -36,7 +36,8 @@ class Level:
 
 class Trigram:
     def __init__(self, documents, V):
-        """documents: [[token]], each from its mark of beginning. V: size of the vocabulary."""
+        """documents: [[token]], each from its mark of beginning.
+        V: size of the vocabulary."""
         threes = Counter(gram for tokens in documents for gram in grams(tokens))
         twos = Counter(gram[1:] for gram in threes)         # once for each different context
         ones = Counter(gram[1:] for gram in twos)

@@ -13,7 +13,8 @@ NORM, WRITE = "g09_test::rmsnorm", "g09_test::write_kv"
 
 
 def norm_kernel(x: Tensor, w: Tensor, eps: float) -> Tensor:        # (…, C), (C,) -> (…, C)
-    """RMSNorm in NumPy: a kernel needs memory with numbers in it. Row after row, in x's dtype."""
+    """RMSNorm in NumPy: a kernel needs memory with numbers in it.
+    Row after row, in x's dtype."""
     a = x.float().numpy()
     y = a / np.sqrt((a * a).mean(-1, keepdims=True) + eps) * w.float().numpy()
     return torch.from_numpy(np.ascontiguousarray(y)).to(x.dtype)
@@ -84,7 +85,8 @@ def breaks(f: Callable, arguments: list) -> tuple[int, list[str]]:
 
 
 def shared_graph(one_graph: Callable, inputs: list[Tensor]) -> dict[str, Any]:
-    """What became of a step under one_graph. The first of the inputs is the example.
+    """What became of a step under one_graph.
+    The first of the inputs is the example.
 
     counts: graphs after each of the inputs    sizes: of x in each graph    results: of each call
     """

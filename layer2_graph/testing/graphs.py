@@ -14,7 +14,8 @@ OPERATIONS = {"silu": "silu.default", "sigmoid": "sigmoid.default", "linear": "l
 
 
 class Graph:
-    """A torch.fx graph in the child. Each node has its value on this side, computed as it is added.
+    """A torch.fx graph in the child.
+    Each node has its value on this side, computed as it is added.
 
     make: makes an object in the child, `subject.make`    random: shape -> a float32 tensor
     view: another view of a matrix, if inputs and weights are to have another layout
@@ -54,7 +55,8 @@ class Graph:
         return self.view(value) if self.view and len(shape) == 2 else value
 
     def call(self, line: str) -> None:
-        """One statement, such as `s = silu gate`. Arguments are names, numbers or lists."""
+        """One statement, such as `s = silu gate`.
+        Arguments are names, numbers or lists."""
         name, _, words = line.rpartition(" = ")
         operation, *arguments = words.split()
         self.lines.append(line)

@@ -150,7 +150,8 @@ class Decoder(nn.Module):
 
 
 class Twin(nn.Module):
-    """A variant with random weights. What adds to the stream is smaller, as there are 2·L sums."""
+    """A variant with random weights.
+    What adds to the stream is smaller, as there are 2·L sums."""
 
     def __init__(self, variant: "Variant"):
         super().__init__()

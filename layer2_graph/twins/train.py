@@ -68,7 +68,8 @@ def encoded(texts: list[str]) -> list[Tensor]:
 
 
 def batch(stream: Tensor, begins: Tensor, seed: int, step: int) -> Tensor:      # -> (B, T + 1)
-    """Windows of the stream. Half of them, about, begin where a story does."""
+    """Windows of the stream.
+    Half of them, about, begin where a story does."""
     rng = np.random.default_rng((seed, step))
     last = len(stream) - T - 1
     places = [rng.integers(last) if rng.random() < 0.5 else min(int(rng.choice(begins)), last)

@@ -56,7 +56,8 @@ def texts(tokenizer, N, count):
 
 @dataclass
 class ChunkedRun:
-    """One run. Seconds, and counts of what happened within it."""
+    """One run.
+    Seconds, and counts of what happened within it."""
 
     seconds: float
     gaps: list          # between two tokens of the requests that decode
@@ -116,7 +117,8 @@ def summary(runs):
 
 
 def sweep(rounds=ROUNDS, chunks=CHUNKS, decoders=DECODERS):
-    """{chunk: [ChunkedRun of each round]}, by turns. RuntimeError if tokens depend on the chunk."""
+    """{chunk: [ChunkedRun of each round]}, by turns.
+    RuntimeError if tokens depend on the chunk."""
     model, tokenizer = small_model()
     long = texts(tokenizer, LONG, PROMPTS)
     short = texts(tokenizer, SHORT, DECODERS)[:decoders]

@@ -60,8 +60,9 @@ def rounded(x: Tensor, levels: int) -> Tensor:
 
 
 def few_bits() -> dict[str, float]:
-    """{what is sent: loss at the end} of linear regression on all ranks' data. Rounded gradients
-    are summed as fp32 numbers: their values are those of few bits, the wire is not."""
+    """{what is sent: loss at the end} of linear regression on all ranks' data.
+    Rounded gradients are summed as fp32 numbers: their values are those of few bits, the wire is
+    not."""
     kinds = {"fp32": (None, False), "int8": (127, False), "int8, error feedback": (127, True),
              "three values": (1, False), "three values, error feedback": (1, True)}
     return {name: regression(*kind) for name, kind in kinds.items()}

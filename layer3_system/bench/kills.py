@@ -90,7 +90,8 @@ def half_written(folder: Path) -> bool:
 
 
 def waits(ready: Any, process: subprocess.Popen) -> bool:
-    """Wait until ready() is so: True; False if the process ends before. TimeoutError after long"""
+    """Wait until ready() is so: True; False if the process ends before.
+    TimeoutError after long"""
     begin = time.monotonic()
     while not ready():
         if process.poll() is not None:

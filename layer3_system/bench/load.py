@@ -128,7 +128,8 @@ def at_rate(jobs, rate):
 
 
 def line(title, s):
-    """A row of the table. Times are in milliseconds, medians unless a percentile is named."""
+    """A row of the table.
+    Times are in milliseconds, medians unless a percentile is named."""
     def ms(value):
         return "–" if value is None else f"{1000 * value:.0f}"
 
@@ -172,7 +173,8 @@ def rates_of(text):
 
 
 def model_of(url, headers):
-    """The name of the model that a server has. CourseError if there is no server."""
+    """The name of the model that a server has.
+    CourseError if there is no server."""
     try:
         reply = httpx.get(f"{url}/v1/models", headers=headers, timeout=10, trust_env=False)
         if reply.status_code != 200:
@@ -202,7 +204,8 @@ def load(
     out: Annotated[Path, typer.Option(metavar="FILE", help="file for the curve")]
         = Path("load.json"),
 ):
-    """Measure a server under load, up to saturation. Shows TTFT, TPOT, throughput and goodput."""
+    """Measure a server under load, up to saturation.
+    Shows TTFT, TPOT, throughput and goodput."""
     url = url.rstrip("/")
     objective = Objective(ttft, tpot)
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}

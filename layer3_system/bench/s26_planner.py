@@ -134,8 +134,8 @@ def layer_inputs() -> dict[str, tuple[TrainLayer, tuple[int, ...]]]:
 
 
 def layer_rates(turns: int = ROUNDS) -> dict[str, float]:
-    """{kind: FLOP/s of a rank} of forward and backward of a layer: the median. Messages are not
-    sent; what was in memory answers at once: this is arithmetic alone."""
+    """{kind: FLOP/s of a rank} of forward and backward of a layer: the median.
+    Messages are not sent; what was in memory answers at once: this is arithmetic alone."""
     flops = step_flops(Architecture(replace(SHAPE, L=1, V=0)), BATCH, T) / W
     seconds = {}
     torch.set_num_threads(1)

@@ -136,8 +136,9 @@ def generate(m, weights, requests):
 
 
 def generate_batch(m, weights, requests):
-    """Hugging Face's own continuous batching, where each request may have its own length. Its cache
-    holds all requests at once; by itself it would take its share of all memory of the machine."""
+    """Hugging Face's own continuous batching, where each request may have its own length.
+    Its cache holds all requests at once; by itself it would take its share of all memory of the
+    machine."""
     from transformers import ContinuousBatchingConfig, GenerationConfig
     from transformers.generation.continuous_batching.utils import WorkloadHints
 
@@ -187,8 +188,8 @@ def measure(run, model):
 
 
 def in_process(run, model):
-    """The answer of `measure` in a process of its own. CourseError with its last line if it
-    fails."""
+    """The answer of `measure` in a process of its own.
+    CourseError with its last line if it fails."""
     done = subprocess.run([sys.executable, "-m", __spec__.name, "--run", run, "--model", model],
                           cwd=ROOT, capture_output=True, text=True)
     if done.returncode:

@@ -105,7 +105,8 @@ def engine_for(kind: str) -> Engine:
 
 
 def answered(engine: Engine, wanted: list[Schema], chance: random.Random) -> Counter[str]:
-    """Ask for an answer or three to each schema, and look at all of them. Broken if one is wrong.
+    """Ask for an answer or three to each schema, and look at all of them.
+    Broken if one is wrong.
     """
     schema_of = {}
     for one in wanted:
@@ -142,7 +143,8 @@ def look(text: str, reason: str | None, wanted: Schema) -> None:
 
 
 def soak(count: int = SCHEMAS, seed: int = 0) -> dict[str, Counter[str]]:
-    """What came of `count` schemas, by engine. Broken at the first answer that is wrong."""
+    """What came of `count` schemas, by engine.
+    Broken at the first answer that is wrong."""
     chance = random.Random(seed)
     engines = {kind: engine_for(kind) for kind in KINDS}
     totals = {kind: Counter[str]() for kind in KINDS}

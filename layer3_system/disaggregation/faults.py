@@ -21,8 +21,9 @@ LATEST = 30             # rounds until a repeat comes
 
 
 class FaultyWire:
-    """Parts on their way. A page is read when its part is delivered, as a one-sided read does, so
-    one that was given back too early delivers something else.
+    """Parts on their way.
+    A page is read when its part is delivered, as a one-sided read does, so one that was given
+    back too early delivers something else.
 
     faults: {kind: how likely for a part}    counts: {kind: how often so far}
     """

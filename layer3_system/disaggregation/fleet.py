@@ -91,7 +91,8 @@ class Fleet:
                 raise FleetError(next(iter(self.lost.values()), late))
 
     def start(self, kind: str, number: int) -> None:
-        """Start a worker. It is known to the router when it says that it is ready."""
+        """Start a worker.
+        It is known to the router when it says that it is ready."""
         here, there = self.context.Pipe()
         target, seconds = self.options[kind]
         process = self.context.Process(
@@ -107,8 +108,8 @@ class Fleet:
                          daemon=True).start()
 
     def send(self, kind: str, number: int, message: tuple) -> None:
-        """Tell a worker something. One that is dead is noticed by `poll`; one that does not read
-        holds nothing up."""
+        """Tell a worker something.
+        One that is dead is noticed by `poll`; one that does not read holds nothing up."""
         if message[0] == "begin":               # to which address its parts go
             what, id, attempt, prompt, decode, salt = message
             message = what, id, attempt, prompt, self.addresses[decode], salt
@@ -122,7 +123,8 @@ class Fleet:
 
     def submit(self, id: str, prompt: list[int], params: SamplingParams,
                index: int = 0) -> Request:
-        """A request. RequestError if no worker could serve it."""
+        """A request.
+        RequestError if no worker could serve it."""
         return self.router.submit(id, prompt, params, index=index)
 
     def abort(self, id: str) -> None:
@@ -214,8 +216,8 @@ class Fleet:
         return "up" if worker in self.up else "lost" if worker in self.lost else "starting"
 
     def restart(self, kind: str, number: int) -> bool:
-        """Give a worker nothing new, and start it again once it has nothing left to do. False if it
-        is not up."""
+        """Give a worker nothing new, and start it again once it has nothing left to do.
+        False if it is not up."""
         worker = kind, number
         if self.status(worker) != "up":
             return False

@@ -72,7 +72,8 @@ def to_pages(k: np.ndarray, v: np.ndarray, like: Pages) -> tuple[Tensor, Tensor]
 
 
 class StreamingPages(Pages):
-    """The pages of an engine. After the attention of a layer its keys and values do not change any
+    """The pages of an engine.
+    After the attention of a layer its keys and values do not change any
     more: post(layer) is called then, while the next layers are still to be computed."""
 
     def __init__(self, pages: Pages, post: Callable[[int], None]):

@@ -66,7 +66,8 @@ class Router:
 
     def submit(self, id: str, prompt: list[int], params: SamplingParams, salt: str = "",
                index: int = 0) -> Request:
-        """A request. RequestError if no worker could ever serve it.
+        """A request.
+        RequestError if no worker could ever serve it.
 
         index: which of several answers to its prompt, which have one seed
         """
@@ -188,7 +189,8 @@ class Router:
     def wrote(self, id: str, attempt: int, tokens: list[int], text: str, reason: str | None,
               logprobs: Sequence[dict[int, float]] = (), cached: int | None = None,
               error: str | None = None) -> None:
-        """A decode worker wrote tokens. What an earlier attempt wrote, the client has already.
+        """A decode worker wrote tokens.
+        What an earlier attempt wrote, the client has already.
 
         logprobs: of these tokens, if they are wanted    cached: tokens of a prompt computed
         there that were in its pages    error: why the answer failed
@@ -239,7 +241,8 @@ class Router:
         self.outputs.append((call.request.id, [], "", "error"))
 
     def leaves(self, kind: str, number: int) -> None:
-        """A worker gets nothing new. What it has, it finishes."""
+        """A worker gets nothing new.
+        What it has, it finishes."""
         if kind == "prefill":
             self.prefills.pop(number, None)
         else:

@@ -96,8 +96,8 @@ class PrefillSide(Side):
 
     def begin(self, id: str, attempt: int, prompt: list[int], address: Any,
               salt: str = "") -> None:
-        """Queue a prompt, unless it is settled already. Its one token is thrown away: the decode
-        side draws it."""
+        """Queue a prompt, unless it is settled already.
+        Its one token is thrown away: the decode side draws it."""
         if (id, attempt) in self.settled:
             self.settled.remove((id, attempt))
             return
@@ -152,8 +152,8 @@ class PrefillSide(Side):
                 outbox.tickets.append(self.post(address, read))
 
     def post_rest(self) -> None:
-        """The step is computed: post the layers that were not announced. Only now it is sent: one
-        that fell is computed again, and its parts posted again."""
+        """The step is computed: post the layers that were not announced.
+        Only now it is sent: one that fell is computed again, and its parts posted again."""
         for layer in sorted(set(range(self.L)) - self.layers):
             self.post_layer(layer)
         for request in self.final:
@@ -214,7 +214,8 @@ class DecodeSide(Side):
                                            now + self.patience)
 
     def arrive(self, part: Part) -> None:
-        """Take a part. Drop one that is not expected: its request is over, or was begun again."""
+        """Take a part.
+        Drop one that is not expected: its request is over, or was begun again."""
         key = part.id, part.attempt
         if key in self.boxes and self.boxes[key].box.accept(part):
             expected = self.boxes.pop(key)

@@ -34,7 +34,8 @@ def pack(part: Part) -> bytes:
 
 
 def unpack(message: bytes) -> Part:
-    """The part of such a message. Whether it came whole, its checksum says."""
+    """The part of such a message.
+    Whether it came whole, its checksum says."""
     (length,) = HEAD.unpack_from(message)
     body = HEAD.size + length
     part = Part(*json.loads(message[HEAD.size:body]))
@@ -43,8 +44,9 @@ def unpack(message: bytes) -> Part:
 
 
 class TcpWire:
-    """Sends parts, a thread for each receiver. A part is copied when it is posted, so its page may
-    change from then on; its ticket is pending until the part is sent."""
+    """Sends parts, a thread for each receiver.
+    A part is copied when it is posted, so its page may change from then on; its ticket is
+    pending until the part is sent."""
 
     def __init__(self, key: bytes):
         self.key = key
@@ -59,7 +61,8 @@ class TcpWire:
         return ticket
 
     def send_all(self, address: Address) -> None:
-        """Send what is posted for a receiver. Once it is gone, every ticket is an error."""
+        """Send what is posted for a receiver.
+        Once it is gone, every ticket is an error."""
         connection = None
         with contextlib.suppress(OSError, EOFError):        # it may be gone: the tickets say so
             connection = Client(address, authkey=self.key)
@@ -94,8 +97,8 @@ class PartListener:
             threading.Thread(target=self.receive_all, args=(connection,), daemon=True).start()
 
     def receive_all(self, connection: Connection) -> None:
-        """Read until the sender is gone, perhaps within a message, which is dropped. One that does
-        not know the key is not heard, and keeps no other waiting."""
+        """Read until the sender is gone, perhaps within a message, which is dropped.
+        One that does not know the key is not heard, and keeps no other waiting."""
         with contextlib.suppress(OSError, EOFError, AuthenticationError), connection:
             deliver_challenge(connection, self.key)
             answer_challenge(connection, self.key)

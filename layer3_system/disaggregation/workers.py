@@ -80,7 +80,8 @@ def decode_worker(pipe: Connection, build: Build, key: bytes, patience: float,
 
 
 def begin(pipe: Connection, build: Build, kind: str, threads: int) -> Parts:
-    """Make a worker's parts. What goes wrong is told before the process ends."""
+    """Make a worker's parts.
+    What goes wrong is told before the process ends."""
     end_with(os.getppid())
     for number in (signal.SIGINT, signal.SIGTERM):      # the router's alone: it lets answers end
         signal.signal(number, signal.SIG_IGN)
@@ -94,7 +95,8 @@ def begin(pipe: Connection, build: Build, kind: str, threads: int) -> Parts:
 
 
 def answer(pipe: Connection, side: Side, parts: Parts, what: str, values: Sequence[Any]) -> bool:
-    """Do what is not the side's business: answer a question, or end. Whether it was that."""
+    """Do what is not the side's business: answer a question, or end.
+    Whether it was that."""
     if what == "end":
         raise SystemExit
     if what == "ask":
@@ -111,7 +113,8 @@ def tell_news(pipe: Connection, side: Side) -> None:
 
 
 def send(pipe: Connection, message: tuple) -> None:
-    """Tell the router something. SystemExit if it is gone."""
+    """Tell the router something.
+    SystemExit if it is gone."""
     try:
         pipe.send(message)
     except OSError:
@@ -126,8 +129,8 @@ def facts(side: Side) -> dict[str, int]:
 
 
 def messages(pipe: Connection, rest: float) -> list[tuple]:
-    """All messages that are there; waits up to `rest` seconds for the first. SystemExit at the
-    end of the pipe."""
+    """All messages that are there; waits up to `rest` seconds for the first.
+    SystemExit at the end of the pipe."""
     there = []
     try:
         while pipe.poll(0 if there else rest):

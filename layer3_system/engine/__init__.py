@@ -1,4 +1,5 @@
-"""What surrounds the loop of s07's Engine. It knows the lessons up to s06, and not the loop.
+"""What surrounds the loop of s07's Engine.
+It knows the lessons up to s06, and not the loop.
 
 intake      requests on their way in: refused or queued, and pages kept after an end
 draws       from scores to tokens: penalties, guesses, each request's own random numbers

@@ -15,16 +15,17 @@ Sampler = Callable[[Tensor, Sampling], Tensor]          # (B, V) -> (B,)
 
 
 def drop_guesses(request: Request, pool: BlockPool) -> None:
-    """After a step with guesses, whose tokens are in the answer: forget the guesses. Those that
-    were refused no longer count as computed."""
+    """After a step with guesses, whose tokens are in the answer: forget the guesses.
+    Those that were refused no longer count as computed."""
     request.num_computed = request.num_tokens - 1
     request.draft = []
     pool.cache_pages(request)
 
 
 class Drafter:
-    """Guesses from each request's own text. A guess holds where it is the token that the engine
-    draws there itself, so answers are the same as without guesses.
+    """Guesses from each request's own text.
+    A guess holds where it is the token that the engine draws there itself, so answers are the
+    same as without guesses.
 
     drafts: how often a request had guesses    guesses: how many in all
     hits: {place in a request's guesses, from 0: how many held there}

@@ -35,7 +35,8 @@ class Draw(NamedTuple):
 
 
 class Flight(NamedTuple):
-    """A step that was launched. The results need not be there yet."""
+    """A step that was launched.
+    The results need not be there yet."""
 
     counts: dict[Request, int]  # {request: tokens that it computes}
     batch: Batch
@@ -92,7 +93,8 @@ def sampling(draws: list[Draw], device: torch.device) -> Sampling:     # of (dra
 
 def adjusted(logits: Tensor, draws: list[Draw],
              newest: dict[Request, Tensor]) -> Tensor:      # (draws, V) -> (draws, V)
-    """The scores that tokens are drawn from. Rows without such parameters stay as they are.
+    """The scores that tokens are drawn from.
+    Rows without such parameters stay as they are.
 
     newest: {request: its token that is still being computed}
     """

@@ -22,7 +22,8 @@ class Matcher(Protocol):
         """The tokens that may come next, as bits."""
 
     def accept(self, token: int) -> bool:
-        """Go on by a token. False if it is not allowed; then nothing changes."""
+        """Go on by a token.
+        False if it is not allowed; then nothing changes."""
 
     def rollback(self, count: int) -> None:
         """Take the newest tokens back."""
@@ -32,7 +33,8 @@ MaskGuesses = Callable[[Matcher, list[int]], tuple[np.ndarray, list[int]]]
 
 
 class Guide:
-    """The grammar of one answer. It has accepted the tokens of the answer, and no guesses."""
+    """The grammar of one answer.
+    It has accepted the tokens of the answer, and no guesses."""
 
     def __init__(self, matcher: Matcher, mask_guesses: MaskGuesses):
         """mask_guesses: as s13's"""
@@ -49,7 +51,8 @@ class Guide:
         return self.mask_guesses(self.matcher, guesses)[1] if guesses else []
 
     def accept(self, token: int) -> None:
-        """A token of the answer. ValueError if the grammar refuses it, which masks prevent."""
+        """A token of the answer.
+        ValueError if the grammar refuses it, which masks prevent."""
         if not self.matcher.accept(token):
             raise ValueError(f"token {token} is not allowed here: was the mask left out?")
 

@@ -77,7 +77,8 @@ class Intake:
         return answers
 
     def check(self, prompt: list[int], params: SamplingParams) -> None:
-        """RequestError if a prompt cannot be served. It reads only what never changes."""
+        """RequestError if a prompt cannot be served.
+        It reads only what never changes."""
         if not prompt:
             raise RequestError("prompt: expected one token or more, found none")
         wrong = [t for t in prompt if not (isinstance(t, int) and 0 <= t < self.V)]
@@ -117,8 +118,8 @@ class Intake:
 def requests_of(prompt: list[int], params: SamplingParams, id: str, salt: str, now: float,
                 room: int, decode: Callable[[list[int]], str],
                 shared: bool = True) -> list[Request]:
-    """[Request], one for each of a prompt's n answers, with one seed. The first leads: the others
-    wait in its `forks` until its prompt is computed.
+    """[Request], one for each of a prompt's n answers, with one seed.
+    The first leads: the others wait in its `forks` until its prompt is computed.
 
     now: the time of arrival    decode: a tokenizer's, from tokens to text
     shared: whether they can go on from one computed prompt; else each computes its own

@@ -80,7 +80,8 @@ class Lengths:
         return counts
 
     def note(self, request: Request, hits: int) -> None:
-        """The first `hits` of a request's guesses held. Those after a refusal say nothing."""
+        """The first `hits` of a request's guesses held.
+        Those after a refusal say nothing."""
         trials = min(hits + 1, len(request.draft))
         before = self.past.get(request, (0.0, 0.0))
         self.past[request] = before[0] * MEMORY + hits, before[1] * MEMORY + trials

@@ -23,7 +23,8 @@ class Output(NamedTuple):
 
 
 class Outputs:
-    """Reads what steps computed. It ends no request; an Output says which one is over."""
+    """Reads what steps computed.
+    It ends no request; an Output says which one is over."""
 
     def __init__(self, pool: BlockPool, scheduler: Scheduler | StaticScheduler,
                  ends: Sequence[int], clock: Callable[[], float],
@@ -38,7 +39,8 @@ class Outputs:
         self.drafter = drafter
 
     def commit(self, flight: Flight) -> Iterator[Output]:
-        """An Output of each request with news. A request that is over is to be ended before the
+        """An Output of each request with news.
+        A request that is over is to be ended before the
         next Output is asked for: the pages that it gives back come first."""
         drawn: dict[Request, list[tuple[int, int]]] = {}
         for draw, token in zip(flight.draws, flight.tokens.tolist(), strict=True):
@@ -60,7 +62,8 @@ class Outputs:
 
     def take(self, request: Request, drawn: list[tuple[int, int]],
              logits: torch.Tensor) -> Output:
-        """Add the next tokens to a request: the guesses that came true, and one more. An Output.
+        """Add the next tokens to a request: the guesses that came true, and one more.
+        An Output.
 
         drawn: [(token, row of logits that it was drawn from)]; a token of -1 is an error
         """

@@ -80,7 +80,8 @@ def apart(flat: Tensor, T: int, B: int, width: int) -> Batch:
 
 
 def gather_heads(own: Tensor, G: int) -> Tensor:    # (L, pages, S, g, D) -> (L, pages, S, G, D)
-    """The pages of all ranks' heads. A head that several ranks have is taken once."""
+    """The pages of all ranks' heads.
+    A head that several ranks have is taken once."""
     n = dist.get_world_size()
     every = [torch.empty_like(own) for _ in range(n)]
     dist.all_gather(every, own.contiguous())
@@ -94,7 +95,8 @@ def own_heads(whole: Tensor, g: int) -> Tensor:     # (L, pages, S, G, D) -> (L,
 
 
 class LeaderPages(Pages):
-    """Rank 0's pages. What happens to them happens on every rank."""
+    """Rank 0's pages.
+    What happens to them happens on every rank."""
 
     leader: "Leader"
 
@@ -129,7 +131,8 @@ class LeaderPages(Pages):
 
 
 class Leader:
-    """Rank 0's model. An engine takes it for one whole model."""
+    """Rank 0's model.
+    An engine takes it for one whole model."""
 
     def __init__(self, model: TensorParallelLlama, G: int,
                  fault: Callable[[str], str] = str):
@@ -145,8 +148,9 @@ class Leader:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Within, all ranks do the same. One that fails leaves the others in the middle of it, so
-        nothing can be asked of them any more: RuntimeError."""
+        """Within, all ranks do the same.
+        One that fails leaves the others in the middle of it, so nothing can be asked of them any
+        more: RuntimeError."""
         if self.broken:
             raise RuntimeError(self.broken)
         try:

@@ -44,7 +44,8 @@ def failure(r: int) -> str:
 
 
 def meet(plan: Plan, store: dist.TCPStore, r: int, weights: dict[str, Tensor]) -> None:
-    """Join the other ranks. RuntimeError if one has another course or other weights."""
+    """Join the other ranks.
+    RuntimeError if one has another course or other weights."""
     torch.set_num_threads(max(1, torch.get_num_threads() // plan.n))
     if plan.on_gpus:
         torch.cuda.set_device(r)
@@ -117,8 +118,8 @@ class Team:
         return self.fault or text
 
     def lead(self, config: Config, weights: dict[str, Tensor]) -> Leader:
-        """Meet the others, when all have read their weights: a model for an engine. CourseError if
-        that fails. config, weights: of the whole model"""
+        """Meet the others, when all have read their weights: a model for an engine.
+        CourseError if that fails. config, weights: of the whole model"""
         while not self.store.check([ready(r) for r in self.processes]):
             if self.over.wait(LOOK):
                 raise CourseError(self.fault)

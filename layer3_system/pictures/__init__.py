@@ -1,4 +1,5 @@
-"""Pictures of an engine at work, and those that lessons open with. Each draws one figure.
+"""Pictures of an engine at work, and those that lessons open with.
+Each draws one figure.
 
 recorded  Notes of a Recorder: pages held, requests in steps.
 shares    Shares of tokens: what a sampler keeps, where a number falls; the way of a request.

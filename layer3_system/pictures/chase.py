@@ -14,7 +14,8 @@ WAYS = [("admit", (0.30, 0.78), (0.30, 0.64), 0.03, BLUE),
 
 
 def request_life(counts: list[tuple[int, int, int]]) -> "Figure":
-    """Left: the states of a request. Right: two numbers of one request, step by step.
+    """Left: the states of a request.
+    Right: two numbers of one request, step by step.
 
     counts: its (num_tokens, num_computed, preemptions) before the first step and after each
     """

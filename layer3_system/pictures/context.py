@@ -38,8 +38,8 @@ def causal_bands(cuts: "dict[str, Tensor]") -> "Figure":
 
 
 def ring_work(cuts: dict[str, list[list[int]]], n: int) -> "Figure":
-    """A lane a rank, a bar for what it computes in each round of the ring; a panel a cut. A round
-    lasts as long as its busiest rank computes; what stays white is waiting.
+    """A lane a rank, a bar for what it computes in each round of the ring; a panel a cut.
+    A round lasts as long as its busiest rank computes; what stays white is waiting.
 
     cuts: {title: [round][rank]: pairs of query and key}; drawn in blocks of n · n pairs
     """

@@ -21,7 +21,8 @@ BEHIND = {"facecolor": "white", "lw": 0, "pad": 1}      # of a label that lies o
 
 
 def kind_grid(costs: dict[str, TokenCost], hidden: bool = False) -> "Figure":
-    """Eight kinds of parallelism: what each cuts, and what it does to one token. Blue: less than
+    """Eight kinds of parallelism: what each cuts, and what it does to one token.
+    Blue: less than
     on one rank, red: more. hidden: with question marks in place of the numbers."""
     import matplotlib.pyplot as plt
 
@@ -57,8 +58,9 @@ def written(column: str, value: float) -> str:
 
 def plan_cloud(points: list[tuple[float, float]], cluster: Cluster,
                marks: dict[str, tuple[float, float]]) -> "Figure":
-    """Plans as dots: bytes on the fullest rank, and seconds of a step. Dotted: a rank's memory;
-    what is to its right does not fit. Rings: marks.
+    """Plans as dots: bytes on the fullest rank, and seconds of a step.
+    Dotted: a rank's memory; what is to its right does not fit.
+    Rings: marks.
 
     points: [(bytes, seconds), …]    marks: {name: (bytes, seconds)}
     """

@@ -91,8 +91,9 @@ def colour_of(span: "Span") -> str:
 
 
 def ring_rounds(n: int) -> "Figure":
-    """An all-reduce by a ring, round by round: a row a rank, n boxes of its array. Each box has the
-    number of terms in its sum; the darker, the more. Red frame: sent to the next rank in the round.
+    """An all-reduce by a ring, round by round: a row a rank, n boxes of its array.
+    Each box has the number of terms in its sum; the darker, the more.
+    Red frame: sent to the next rank in the round.
     """
     import matplotlib.pyplot as plt
 
@@ -149,8 +150,9 @@ def draw_boxes(axes: "Axes", terms: list[list[int]], out: dict[int, int]) -> Non
 def ring_and_tree(n: int, sizes: list[int], shared: dict[str, list[float]], alpha: float,
                   beta: float, wired_sizes: list[int], wired: dict[str, list[float]],
                   wire: tuple[float, float]) -> "Figure":
-    """Time against bytes at n ranks. Left: on shared cores, both axes logarithmic, with the line of
-    alpha and beta. Right: on wires, with the lines of both sums; dashed, where these cross.
+    """Time against bytes at n ranks.
+    Left: on shared cores, both axes logarithmic, with the line of alpha and beta.
+    Right: on wires, with the lines of both sums; dashed, where these cross.
 
     shared, wired: {"message", "ring" or "tree": [seconds of each size]}; wire: alpha and beta of it
     """

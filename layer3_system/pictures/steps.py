@@ -106,8 +106,8 @@ def seat_lanes(lens: list[int], seats: int) -> "Figure":
 
 
 def lanes(steps: list[list[int]]) -> dict[int, tuple[int, int, int]]:
-    """{request: (seat, first step, number of steps)} from the requests of each step. A new request
-    takes the first empty seat; a request must not pause."""
+    """{request: (seat, first step, number of steps)} from the requests of each step.
+    A new request takes the first empty seat; a request must not pause."""
     spans: dict[int, tuple[int, int, int]] = {}
     seats: dict[int, int] = {}
     for step, running in enumerate(steps):

@@ -14,8 +14,8 @@ T, C, F = 1.0, 1.5, 2.4     # sides of the boxes
 
 
 def split_bands(n: int) -> "Figure":
-    """The MLP of one layer on n ranks: bands of gate, up and down, and n sums of full size. Blue is
-    rank 0's."""
+    """The MLP of one layer on n ranks: bands of gate, up and down, and n sums of full size.
+    Blue is rank 0's."""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7.5, 2.3), layout="constrained")

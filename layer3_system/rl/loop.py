@@ -84,7 +84,8 @@ class Parts(NamedTuple):
 
 
 def judged(answers: list[Answer], reward: Callable[[Answer], float], G: int) -> Tensor:  # -> (P, G)
-    """The reward of each answer, a row a question. LearningError where one is not a number."""
+    """The reward of each answer, a row a question.
+    LearningError where one is not a number."""
     values = [reward(answer) for answer in answers]
     for i, (answer, value) in enumerate(zip(answers, values, strict=True)):
         if value != value:
@@ -113,8 +114,9 @@ class Learning:
         self.answers: list[Answer] = []                 # of the newest step
 
     def write(self) -> list[Answer]:
-        """The answers of the next step. With an age, they were written that number of steps ago; at
-        the start that number of steps is written with the first weights."""
+        """The answers of the next step.
+        With an age, they were written that number of steps ago; at the start that number of
+        steps is written with the first weights."""
         o = self.options
         while len(self.waiting) <= o.age:
             seed = 10_000 * o.seed + self.written
@@ -123,7 +125,8 @@ class Learning:
         return self.waiting.popleft()
 
     def step(self) -> UpdateRecord:
-        """Write, judge, learn, deliver. LearningError where the gap or the rewards forbid it."""
+        """Write, judge, learn, deliver.
+        LearningError where the gap or the rewards forbid it."""
         began = time.process_time()
         answers = self.write()
         rewards = judged(answers, self.reward, self.options.G)      # (P, G)

@@ -61,8 +61,8 @@ class Rollout:
         self.version = 0
 
     def load_weights(self, weights: dict[str, Tensor], version: int) -> None:
-        """Take over weights, in place. ValueError while a request runs: it would be written by two
-        models."""
+        """Take over weights, in place.
+        ValueError while a request runs: it would be written by two models."""
         if self.engine.busy:
             raise ValueError("load_weights: expected an engine without requests, found some that "
                              "run: a half of each would be another model's")
@@ -88,7 +88,8 @@ class Rollout:
         return [self.answer(request, roles[i // G]) for i, request in enumerate(requests)]
 
     def answer(self, request: Request, role: str) -> Answer:
-        """A finished request as an Answer. ValueError where it was aborted."""
+        """A finished request as an Answer.
+        ValueError where it was aborted."""
         if request.reason not in ("stop", "length"):
             raise ValueError(f"an answer about a {role} ended by {request.reason}: "
                              f"{request.error}; it is no answer to learn from")

@@ -32,7 +32,8 @@ DRAFT = SMALL.parent / "draft"
 
 
 def half(W: int) -> int:
-    """How many ranks write, and how many learn. ValueError where W ranks have no two halves"""
+    """How many ranks write, and how many learn.
+    ValueError where W ranks have no two halves"""
     if W < 2 or W % 2:
         raise ValueError(f"placement split: expected an even number of ranks, 2 or more, found {W}")
     return W // 2
@@ -68,7 +69,8 @@ def places(layout: str, shape: tuple[int, int], rank: int, W: int) -> tuple[Plac
 
 
 def deliver(m: Config, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """New weights for the writers. All ranks call it.
+    """New weights for the writers.
+    All ranks call it.
 
     weights: a learner's own, of which its bands are sent; a writer's are not read
     Returns a writer's parts in the layout of serving; those of a learner have no numbers.
@@ -152,8 +154,9 @@ def write_all(options: Options, updates: int, folder: Path) -> None:
 
 def run(options: Options, parts: Parts, updates: int,
         report: Callable[[UpdateRecord], None], folder: Path = DRAFT) -> Learner | None:
-    """Some updates, by two ranks that both call it. The rank that learns reports each, and gets its
-    Learner at the end; the other gets None. ValueError unless there are two ranks"""
+    """Some updates, by two ranks that both call it.
+    The rank that learns reports each, and gets its Learner at the end; the other gets None.
+    ValueError unless there are two ranks"""
     if dist.get_world_size() != 2:
         raise ValueError(f"placement split: expected 2 ranks, one that writes and one that learns, "
                          f"found {dist.get_world_size()}")

@@ -80,7 +80,8 @@ async def wait_for_disconnect(receive):
 
 
 class Events(Response):
-    """A stream of server-sent events. It ends with the call, or with the client."""
+    """A stream of server-sent events.
+    It ends with the call, or with the client."""
 
     media_type = "text/event-stream"
 
@@ -99,8 +100,8 @@ class Events(Response):
             self.bridge.close(self.call)
 
     async def write(self, send):
-        """An error ends a stream as an event of its own. A reader that is too slow for its time
-        limit has its stream closed."""
+        """An error ends a stream as an event of its own.
+        A reader that is too slow for its time limit has its stream closed."""
         try:
             async with asyncio.timeout(self.bridge.limits.seconds + STREAM_GRACE):
                 await send({"type": "http.response.start", "status": 200,
@@ -123,7 +124,8 @@ class Events(Response):
 
 
 class Service:
-    """What the addresses answer with. Arguments as `make_app`'s."""
+    """What the addresses answer with.
+    Arguments as `make_app`'s."""
 
     def __init__(self, engine, name, limits, key, kind, access):
         self.engine = engine
@@ -161,7 +163,9 @@ class Service:
         return read_fields(await read_body(request, self.limits, self.access.patience))
 
     def compile_grammar(self, prompt, wanted):
-        """It may take long. The engine keeps it for `submit`. ApiError if it is refused."""
+        """It may take long.
+        The engine keeps it for `submit`.
+        ApiError if it is refused."""
         try:
             self.engine.check(prompt, wanted.params)
         except RequestError as error:

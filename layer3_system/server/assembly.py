@@ -134,7 +134,8 @@ def model_with(table, desk, config, weights):
 
 
 def draft_model(word, config, dtype):
-    """What --draft names: "lookup", or a model. CourseError if that is none that fits."""
+    """What --draft names: "lookup", or a model.
+    CourseError if that is none that fits."""
     if word in (None, "lookup"):
         return word
     folder = SMALL.parent / "draft" if word == "shipped" else Path(word)
@@ -173,7 +174,8 @@ class Setup(NamedTuple):
     apart: bool = False             # prompts and answers in processes of their own
 
     def config(self):
-        """The model's Config. CourseError if a flag does not fit it."""
+        """The model's Config.
+        CourseError if a flag does not fit it."""
         if self.dtype not in DTYPES:
             raise CourseError(f"--dtype {self.dtype!r}: expected {', '.join(DTYPES)}")
         config = read_config(self.folder, self.ignore)
@@ -210,7 +212,8 @@ class Assembly(NamedTuple):
 
 
 def assemble(setup):
-    """The Assembly of a Setup. CourseError or ValueError if its flags do not go together."""
+    """The Assembly of a Setup.
+    CourseError or ValueError if its flags do not go together."""
     if setup.simulated():
         device.use_simulator()
     config = setup.config()

@@ -32,7 +32,8 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 
 
 def tiers_of(host_pages, file, records, reset, tp):
-    """The Tiers that were asked for, or None. CourseError if they do not go together."""
+    """The Tiers that were asked for, or None.
+    CourseError if they do not go together."""
     if host_pages is None:
         if file or reset:
             raise CourseError("--kv-file: expected --host-pages, too: pages reach the file from "
@@ -207,8 +208,8 @@ def listener_of(engine, name, limits, api_key, listening, kind, access):
 
 
 def run(listener, listening, team):
-    """Serve until told to stop. CourseError if a rank ends. team: the processes of the other ranks,
-    or None"""
+    """Serve until told to stop.
+    CourseError if a rank ends. team: the processes of the other ranks, or None"""
     if team:
         team.watched_by(partial(setattr, listener, "should_exit", True))
     listener.run(sockets=[listening])

@@ -45,7 +45,8 @@ def worker_parts(setup, name, kind):
 
 
 def start_fleet(setup, name, prefills, decodes):
-    """The Assembly of that many workers as one engine. FleetError if one cannot be made.
+    """The Assembly of that many workers as one engine.
+    FleetError if one cannot be made.
 
     prefills: 0 for whole engines    name: of the model
     """
@@ -121,8 +122,8 @@ class FleetEngine:
         self.finished += 1
 
     def step(self) -> list[Output]:
-        """What workers wrote: waits until there is something, or a letter. FleetError if there is
-        no worker left."""
+        """What workers wrote: waits until there is something, or a letter.
+        FleetError if there is no worker left."""
         outputs = []
         for id, tokens, text, reason in self.fleet.poll(WAIT):
             request = self.requests[id]

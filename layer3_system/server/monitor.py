@@ -94,8 +94,8 @@ class FleetMonitor:
             bridge.questions.discard(replies)
 
     async def restart(self, bridge, name):
-        """Have a worker start again once its requests are over. ApiError 404 if there is none of
-        that name, 409 if it is not up."""
+        """Have a worker start again once its requests are over.
+        ApiError 404 if there is none of that name, 409 if it is not up."""
         workers = {own: worker for worker, own in self.fleet.names.items()}
         if not isinstance(name, str) or name not in workers:
             raise ApiError(404, f"worker: expected one of {', '.join(workers)}, found {name!r}",

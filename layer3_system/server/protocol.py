@@ -1,4 +1,5 @@
-"""What a client asks for: a body of JSON, read to its last field. Nothing is ignored silently."""
+"""What a client asks for: a body of JSON, read to its last field.
+Nothing is ignored silently."""
 
 import json
 from typing import Any, NamedTuple, NoReturn
@@ -51,8 +52,8 @@ def read_fields(body: bytes) -> dict[str, Any]:
 
 
 def refuse_halves(fields: dict[str, Any]) -> None:
-    """ApiError 400 if a text has half a character, a surrogate without its other half. JSON can
-    write that and UTF-8 cannot, so no tokenizer takes it."""
+    """ApiError 400 if a text has half a character, a surrogate without its other half.
+    JSON can write that and UTF-8 cannot, so no tokenizer takes it."""
     for name, value in fields.items():
         try:
             name.encode()
@@ -68,8 +69,8 @@ def not_json(word: str) -> NoReturn:
 
 
 def parse(fields: dict[str, Any], chat: bool, limits: Limits) -> CompletionRequest:
-    """The CompletionRequest of a request's fields. ApiError 400 names a field that is wrong,
-    unknown or not supported."""
+    """The CompletionRequest of a request's fields.
+    ApiError 400 names a field that is wrong, unknown or not supported."""
     refuse_unknown(fields, KNOWN | (ONLY_CHAT if chat else ONLY_TEXT), NEUTRAL)
     if not isinstance(fields.get("user") or "", str):
         raise ApiError(400, f"user: expected a text, found {fields['user']!r}", "user")
@@ -95,7 +96,8 @@ def parse(fields: dict[str, Any], chat: bool, limits: Limits) -> CompletionReque
 
 
 def with_pairs(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields, with logit_bias as pairs of a token and a number. JSON's keys are texts."""
+    """The fields, with logit_bias as pairs of a token and a number.
+    JSON's keys are texts."""
     bias = fields.get("logit_bias")
     if not isinstance(bias, dict):
         return fields
@@ -129,7 +131,8 @@ def with_format(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def structured(form: dict[str, Any], field: str) -> StructuredOutputs:
-    """StructuredOutputs of a pattern or a schema. ApiError 400 names the client's field."""
+    """StructuredOutputs of a pattern or a schema.
+    ApiError 400 names the client's field."""
     try:
         schema = form.get("json")
         text = schema if schema is None or isinstance(schema, str) else json.dumps(schema)
@@ -185,7 +188,8 @@ def tokens(value: object) -> bool:
 
 def tokens_of(prompts: list, chat: bool, tokenizer: Any,
               tools: Tools | None = None) -> list[list[int]]:
-    """[[token]] of prompts as in CompletionRequest. ApiError 400 if the tokenizer refuses."""
+    """[[token]] of prompts as in CompletionRequest.
+    ApiError 400 if the tokenizer refuses."""
     try:
         if chat:
             return [chat_tokens(messages, tools, tokenizer) for messages in prompts]
@@ -196,7 +200,8 @@ def tokens_of(prompts: list, chat: bool, tokenizer: Any,
 
 
 def chat_tokens(messages: list[dict], tools: Tools | None, tokenizer: Any) -> list[int]:
-    """The tokens of a conversation. ValueError if the model has no template for it."""
+    """The tokens of a conversation.
+    ValueError if the model has no template for it."""
     if not hasattr(tokenizer, "chat"):
         raise ValueError("this model has no chat template; send a plain prompt")
     if any(message.get("tool_calls") or message["role"] == "tool" for message in messages):

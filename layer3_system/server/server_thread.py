@@ -12,7 +12,8 @@ from layer3_system.server.sockets import listen
 
 
 class ServerThread:
-    """What `lab serve` runs, on a free port of this machine. It answers from now on."""
+    """What `lab serve` runs, on a free port of this machine.
+    It answers from now on."""
 
     def __init__(self, engine: Engine, name: str, limits: Limits = LIMITS,
                  kind: type[Bridge] = Bridge, key: str | None = None):

@@ -6,7 +6,8 @@ from lab.course import CourseError
 
 
 def listen(host, port):
-    """A socket that listens. CourseError if the address is not available.
+    """A socket that listens.
+    CourseError if the address is not available.
 
     Its connections inherit TCP_NODELAY, so they send at once what they have: else a small piece of
     a stream waits until the client has acknowledged the one before, and clients take 40 ms to do

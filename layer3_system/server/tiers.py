@@ -34,7 +34,8 @@ class Tiers(NamedTuple):
 
 
 def host_of(tiers, config, weights, S, read):
-    """The HostTier of `tiers`, over a file if there is one. ValueError if it cannot be used.
+    """The HostTier of `tiers`, over a file if there is one.
+    ValueError if it cannot be used.
 
     read: like s11's read_record
     """
@@ -78,7 +79,8 @@ def connect(engine, clock=time.perf_counter):
 
 
 def measured_costs(engine, clock=time.perf_counter):
-    """The Costs of an engine that has served nothing yet. It overwrites page 0.  clock: seconds"""
+    """The Costs of an engine that has served nothing yet.
+    It overwrites page 0.  clock: seconds"""
     m = engine.model.config
     n = min(PROMPT, engine.room - 1)
     flops = flops_of_token(m)

@@ -34,7 +34,8 @@ class Tools(NamedTuple):
 
 
 def tools_of(fields: Fields) -> Tools | None:
-    """The tools of a chat; None without any. ApiError 400 names what is wrong."""
+    """The tools of a chat; None without any.
+    ApiError 400 names what is wrong."""
     entries = fields.get("tools")
     if entries is not None and not isinstance(entries, list):
         raise ApiError(400, f"tools: expected a list, found {entries!r:.60}", "tools")
@@ -113,7 +114,8 @@ def grammar(tools: Tools, marked: bool) -> str:
 
 
 def tool_template(tokenizer: Any) -> str:
-    """The template that tells a model of its tools. ValueError if the model has none."""
+    """The template that tells a model of its tools.
+    ValueError if the model has none."""
     if not hasattr(tokenizer, "tool_template"):
         raise ValueError("this model has no chat template that knows tools")
     return tokenizer.tool_template()

@@ -1,4 +1,5 @@
-"""Given code round the exercises of s20, run on each rank. It returns what came out and judges
+"""Given code round the exercises of s20, run on each rank.
+It returns what came out and judges
 nothing: a rank that raised would leave the others with sends that no rank receives."""
 
 import time

@@ -134,7 +134,8 @@ def ulysses_grads(q: Tensor, k: Tensor, v: Tensor, upstream: Tensor, scale: floa
 
 
 class Swap(torch.autograd.Function):
-    """gather_tokens for autograd. Each number goes to one place, so gradients take the way back."""
+    """gather_tokens for autograd.
+    Each number goes to one place, so gradients take the way back."""
 
     @staticmethod
     def forward(ctx: object, x: Tensor) -> Tensor:

@@ -87,8 +87,9 @@ def by_experts(x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, k: int,
 
 def tensor_terms(x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, k: int,
                  ops: Kernels) -> Tensor:                   # (T, C) -> (T, C)
-    """The layer by tensor parallelism: a rank has F / W numbers of every expert. All tokens go to
-    all ranks, and each rank's terms are added up where the token is. As many tokens on each rank.
+    """The layer by tensor parallelism: a rank has F / W numbers of every expert.
+    All tokens go to all ranks, and each rank's terms are added up where the token is.
+    As many tokens on each rank.
     """
     r = dist.get_rank()
     W = dist.get_world_size()

@@ -8,8 +8,9 @@ __all__ = ["TextMatcher"]
 
 
 class TextMatcher:
-    """A matcher of the texts of a list. As strict as a library's: once the answer has ended there
-    is no mask, and nothing before its beginning can be taken back.
+    """A matcher of the texts of a list.
+    As strict as a library's: once the answer has ended there is no mask, and nothing before its
+    beginning can be taken back.
 
     texts: all that an answer may be    vocabulary: the bytes of each token, None for a mark
     end: the token that ends an answer    tokens: those of the answer so far

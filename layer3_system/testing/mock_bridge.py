@@ -38,7 +38,8 @@ class Mailbox:
         self.looks = 0                  # at an empty mailbox since the last letter
 
     def look(self):
-        """Whether there is a letter. Polled where it was asked too often."""
+        """Whether there is a letter.
+        Polled where it was asked too often."""
         self.looks = 0 if self.letters else self.looks + 1
         if self.looks > MAX_LOOKS:
             raise Polled("it asks an empty mailbox again and again")
@@ -151,7 +152,8 @@ class ByHand:
         return call
 
     def step(self):
-        """Mail and a step. False if a letter ends the thread."""
+        """Mail and a step.
+        False if a letter ends the thread."""
         goes_on = self.bridge.read_mail()
         if goes_on:
             self.bridge.report(self.engine.step())

@@ -44,7 +44,8 @@ def mock_scores(context: Sequence[int], V: int = END + 1) -> torch.Tensor:     #
 
 
 class MockLlama:
-    """Takes steps as a Llama does. AssertionError if its context in the pages is not whole."""
+    """Takes steps as a Llama does.
+    AssertionError if its context in the pages is not whole."""
 
     def __init__(self, room: int = 512, V: int = END + 1,
                  scores: Callable[[list[int], int], torch.Tensor] = mock_scores):

@@ -1,4 +1,5 @@
-"""Given code round the exercises of s23, run on each rank. Layers: tanh(x @ w.T + b)
+"""Given code round the exercises of s23, run on each rank.
+Layers: tanh(x @ w.T + b)
 
 A stage's arguments are its schedule, sizes (tokens T_j of each micro-batch), its layers [(w, b)],
 what its inputs are (T, C), and the targets (T, C) on the last stage, None elsewhere.

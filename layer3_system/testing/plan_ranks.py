@@ -53,7 +53,8 @@ class RingLayer(TrainLayer):
 
 
 class PlanLlama(TrainLlama):
-    """With a head of its own, so that it can be cut in stages. The same weights on every rank."""
+    """With a head of its own, so that it can be cut in stages.
+    The same weights on every rank."""
 
     def __init__(self, m: LlamaShape, kind: type[TrainLayer] = TrainLayer) -> None:
         torch.manual_seed(SEED)
@@ -220,7 +221,8 @@ def by_stages(m: LlamaShape, plan: TrainingPlan, tokens: Tensor, targets: Tensor
 
 
 def make_step(m: LlamaShape, plan: TrainingPlan, batch: int, T: int) -> Step:
-    """The step of a plan on this rank, one of all. ValueError for a plan of two kinds."""
+    """The step of a plan on this rank, one of all.
+    ValueError for a plan of two kinds."""
     kinds = [size for size in (plan.dp, plan.tp, plan.pp, plan.cp) if size > 1]
     if kinds != [dist.get_world_size()]:
         raise ValueError(f"make_step: expected one kind of parallelism on all "

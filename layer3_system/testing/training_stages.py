@@ -181,8 +181,8 @@ class RunAgain(torch.autograd.Function):
 
 
 class Stage3(Stage2):
-    """A unit, a layer or what stands around the layers, is whole while it runs. A layer runs again
-    in backward, so that nothing holds its weights until then."""
+    """A unit, a layer or what stands around the layers, is whole while it runs.
+    A layer runs again in backward, so that nothing holds its weights until then."""
 
     def prepare(self, capacity: int) -> None:
         outer = {name: p for name, p in self.model.named_parameters()

@@ -1,4 +1,5 @@
-"""The given half of a training: text, model, loop. The command is layer3_system/train.py.
+"""The given half of a training: text, model, loop.
+The command is layer3_system/train.py.
 
 data    Loader: batch i of a text depends on a seed and i alone
 llama   TrainableLlama: scores and losses on a table of kernels, with gradients

@@ -30,7 +30,8 @@ ARMS = {
 
 
 def through_bf16(x: Tensor) -> Tensor:
-    """x rounded to bf16, and kept in its own type. Its gradient is rounded likewise."""
+    """x rounded to bf16, and kept in its own type.
+    Its gradient is rounded likewise."""
     return x.bfloat16().to(x.dtype)
 
 

@@ -21,8 +21,9 @@ class Batch(NamedTuple):
 
 
 class Loader:
-    """Batches of windows from a text. Which windows batch i has depends on (seed, i) alone, so a
-    training that goes on at its place sees what it would have seen."""
+    """Batches of windows from a text.
+    Which windows batch i has depends on (seed, i) alone, so a training that goes on at its place
+    sees what it would have seen."""
 
     def __init__(self, text: Tensor, B: int, T: int, seed: int) -> None:    # (tokens of the text,)
         if len(text) < T + 1:
@@ -44,13 +45,14 @@ class Loader:
         return Batch(windows[:, :-1], windows[:, 1:])
 
     def place(self) -> dict[str, Any]:
-        """A new dict of where the next batch is, and in which text. Another tokenizer makes other
-        tokens of the same text, so it is another text here."""
+        """A new dict of where the next batch is, and in which text.
+        Another tokenizer makes other tokens of the same text, so it is another text here."""
         return {"number": self.number, "seed": self.seed, "B": self.B, "T": self.T,
                 "tokens": len(self.text), "digest": self.digest}
 
     def seek(self, place: dict[str, Any]) -> None:
-        """Go on at a place. ValueError if it is one of another text, seed or shape."""
+        """Go on at a place.
+        ValueError if it is one of another text, seed or shape."""
         own = self.place() | {"number": place.get("number")}
         if place != own:
             raise ValueError(f"Loader: the place {place} is not one of this loader, {own}")
@@ -65,8 +67,8 @@ def tokens_of(texts: list[str]) -> Tensor:                      # -> (tokens of 
 
 
 def story_tokens(part: str, count: int) -> Tensor:              # -> (tokens of all stories,)
-    """The first stories of "train", "dev" or "held out", with their marks. They are the same on
-    every machine."""
+    """The first stories of "train", "dev" or "held out", with their marks.
+    They are the same on every machine."""
     return tokens_of(stories(part)[:count])
 
 

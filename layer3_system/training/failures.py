@@ -21,9 +21,10 @@ class Span(NamedTuple):
 
 def month(tau: float, delta: float, mtbf: float, restart: float, seed: int,
           length: float = MONTH) -> list[Span]:
-    """What a job does in a month, without gaps. Failures come at random, `mtbf` seconds apart on
-    average; what was trained or half saved since the last save is then lost. A failure may come at
-    any time, also while the job starts."""
+    """What a job does in a month, without gaps.
+    Failures come at random, `mtbf` seconds apart on average; what was trained or half saved since
+    the last save is then lost.
+    A failure may come at any time, also while the job starts."""
     order = random.Random(seed)
     failure = order.expovariate(1 / mtbf)
     spans: list[Span] = []

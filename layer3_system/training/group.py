@@ -12,8 +12,8 @@ class Group(Protocol):
     size: int
 
     def gather(self, value: Any) -> list:
-        """Every rank's value, in the order of ranks, on every rank. It waits until all have called
-        it."""
+        """Every rank's value, in the order of ranks, on every rank.
+        It waits until all have called it."""
 
 
 class GlooGroup:

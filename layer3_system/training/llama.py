@@ -31,7 +31,8 @@ def entries(m: Config) -> dict[str, int]:
 
 
 def new_weights(m: Config, seed: int) -> dict[str, Tensor]:
-    """Random weights by name. What adds to the stream is smaller, as there are 2·L such sums."""
+    """Random weights by name.
+    What adds to the stream is smaller, as there are 2·L such sums."""
     generator = torch.Generator().manual_seed(seed)
     w = {}
     for name, shape in shapes(entries(m)):

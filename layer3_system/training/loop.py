@@ -67,8 +67,8 @@ def own_parts() -> Parts:
 
 
 class Training:
-    """A model, the text that it learns, and AdamW's two means of each weight. ValueError where
-    the text has tokens that the model does not know."""
+    """A model, the text that it learns, and AdamW's two means of each weight.
+    ValueError where the text has tokens that the model does not know."""
 
     def __init__(self, model: TrainableLlama, loader: Loader, options: Options,
                  parts: Parts | None = None) -> None:
@@ -86,7 +86,8 @@ class Training:
         self.calm = 0                           # since the scale changed
 
     def step(self) -> StepRecord:
-        """One step. TrainingError where the loss or a gradient is not a number."""
+        """One step.
+        TrainingError where the loss or a gradient is not a number."""
         o = self.options
         batches = [self.loader.next() for _ in range(o.parts)]
         weights = list(self.model.weights.values())
@@ -148,7 +149,8 @@ class Training:
                 "calm": self.calm, "arm": self.model.arm._asdict(), "place": self.loader.place()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a state. ValueError where it is one of another text or seed."""
+        """Go on from a state.
+        ValueError where it is one of another text or seed."""
         self.loader.seek(state["place"])
         load(state["weights"], self.model)
         self.m = state["m"]

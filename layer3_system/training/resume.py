@@ -88,8 +88,8 @@ def choose(files: Files, last_good: Callable[[Files], int | None],
 
 
 def pieces(shards: Callable[[int], Tensor], k: int, begin: int, end: int) -> Tensor:
-    """Numbers begin to end - 1 of a row that lies in shards of k numbers each. Only shards that
-    overlap are read."""
+    """Numbers begin to end - 1 of a row that lies in shards of k numbers each.
+    Only shards that overlap are read."""
     first = begin // k
     last = -(-end // k)
     row = torch.cat([torch.zeros(0), *(shards(r) for r in range(first, last))])

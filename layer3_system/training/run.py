@@ -75,8 +75,9 @@ class TrainingRun:
 
 
 class ShardedRun:
-    """A training on all ranks, which need a process group. Of the weights in fp32 and Adam's two
-    means each rank keeps the part of one row that is its own: ZeRO's first stage, by s21.
+    """A training on all ranks, which need a process group.
+    Of the weights in fp32 and Adam's two means each rank keeps the part of one row that is its
+    own: ZeRO's first stage, by s21.
 
     weights, m, v: {"row": this rank's part (k,)}; the rest as in TrainingRun. B: sequences of all
     ranks

@@ -65,8 +65,8 @@ def test_one_user_of_the_8b_model_on_an_h100():
 
 
 def test_smallest_compute_bound_batches_on_an_h100():
-    """331 users at their first token, 1202 with contexts of 256, none with 512. Attention stays at
-    4 FLOP/byte, the matmuls of a batch of 64 rise to 62 or 63."""
+    """331 users at their first token, 1202 with contexts of 256, none with 512.
+    Attention stays at 4 FLOP/byte, the matmuls of a batch of 64 rise to 62 or 63."""
     m = LLAMAS["Llama-3.1-8B"]
     assert [decode_batch(*decode_costs(m, N, 2), *H100) for N in (1, 256, 512)] == [331, 1202, None]
     flops, moved = count_flops(m, 64, 1, 2048), count_bytes(m, 64, 1, 2048, 2)

@@ -101,7 +101,8 @@ TORCH = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2", "fp16": "float16", "bf1
 
 @pytest.mark.parametrize("name", TORCH)
 def test_torch_agrees(rng, name):
-    """Likewise. A number beyond 464 becomes 448 in e4m3 of torch 2.13; older ones made it NaN."""
+    """Likewise.
+    A number beyond 464 becomes 448 in e4m3 of torch 2.13; older ones made it NaN."""
     theirs, (E, M, _) = getattr(torch, TORCH[name]), FORMATS[name]
     raw, f = (torch.int16 if E + M == 15 else torch.uint8), form(lesson, name)
     every = np.arange(2 ** (1 + E + M))
@@ -118,7 +119,8 @@ def test_torch_agrees(rng, name):
 
 
 def test_the_simulator_agrees_on_tf32(rng):
-    """tf32 is the upper 19 bits of fp32. Ours goes to even; cvt.rna, away from 0, only on ties."""
+    """tf32 is the upper 19 bits of fp32.
+    Ours goes to even; cvt.rna, away from 0, only on ties."""
     from lab.simulator.rounding import f32_to_tf32
 
     x = floats("tf32", rng)

@@ -1,4 +1,5 @@
-"""Graders of r01. Sizes are ragged, so that a formula for squares only does not pass."""
+"""Graders of r01.
+Sizes are ragged, so that a formula for squares only does not pass."""
 
 from numbers import Real
 

@@ -1,5 +1,6 @@
-"""Graders of r02. No test looks at real time: the clocks are those of lab.judge.mocks, where every
-wrong way to measure has a price that can be worked out beforehand.
+"""Graders of r02.
+No test looks at real time: the clocks are those of lab.judge.mocks, where every wrong way to
+measure has a price that can be worked out beforehand.
 """
 
 from numbers import Real

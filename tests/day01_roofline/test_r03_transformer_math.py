@@ -1,5 +1,6 @@
-"""Graders of r03. The oracle lists a model's tensors one by one and lets each do its work. Shapes
-are ragged, so that a formula for H = G, D = C / H or an untied lm_head does not pass."""
+"""Graders of r03.
+The oracle lists a model's tensors one by one and lets each do its work.
+Shapes are ragged, so that a formula for H = G, D = C / H or an untied lm_head does not pass."""
 
 from collections import namedtuple
 from fractions import Fraction

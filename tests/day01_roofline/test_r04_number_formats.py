@@ -1,5 +1,7 @@
-"""Graders of r04. The oracle reads a code as text, bit by bit, and rounds by looking for the
-nearest number in the list of all. What r04 gives: test_number_formats.py."""
+"""Graders of r04.
+The oracle reads a code as text, bit by bit, and rounds by looking for the nearest number in the
+list of all.
+What r04 gives: test_number_formats.py."""
 
 
 from numbers import Real

@@ -64,7 +64,8 @@ def test_kaplan_split():
 
 
 def test_effective_parameters():
-    """One expert is the dense model. More count more, and less so in a larger model."""
+    """One expert is the dense model.
+    More count more, and less so in a larger model."""
     assert effective_parameters(3e8, 1) == pytest.approx(3e8)
     gain = [[effective_parameters(N, e) / N for e in (2, 8, 64, 512)] for N in (1e7, 1e9, 1e11)]
     assert (np.diff(gain, axis=1) > 0).all() and (np.diff(gain, axis=0) < 0).all()

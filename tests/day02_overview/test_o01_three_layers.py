@@ -1,5 +1,7 @@
-"""Graders of o01. Times are judged by painting: each span paints its nanoseconds, the innermost
-last, and what is seen at the end is counted. What the recorded trace says is recomputed from it."""
+"""Graders of o01.
+Times are judged by painting: each span paints its nanoseconds, the innermost last, and what is seen
+at the end is counted.
+What the recorded trace says is recomputed from it."""
 
 import json
 import re

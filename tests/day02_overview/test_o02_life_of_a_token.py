@@ -1,5 +1,6 @@
-"""Graders of o02. Attention and the layer are compared with loops over heads and tokens in float64,
-the whole model with a second Llama on the same weights: oracle_o02_life_of_a_token.py."""
+"""Graders of o02.
+Attention and the layer are compared with loops over heads and tokens in float64, the whole model
+with a second Llama on the same weights: oracle_o02_life_of_a_token.py."""
 
 import math
 import re

@@ -1,5 +1,6 @@
-"""Graders of o03. The oracle of a timeline is a grid of ticks, asked tick by tick; a diagnosis is
-compared with the cause that was built into a profile: measured, made by the model, or by hand."""
+"""Graders of o03.
+The oracle of a timeline is a grid of ticks, asked tick by tick; a diagnosis is compared with the
+cause that was built into a profile: measured, made by the model, or by hand."""
 
 import random
 from numbers import Real
@@ -306,8 +307,8 @@ def kernels(*rows, wall=None, more=()):
 
 
 def meeting(wall, first, second, late, end, *more):
-    """A profile of two ranks, whose kernels run from 0 to `first` and from 0 to `second`. Rank 0
-    enters a collective at `first`, rank 1 at `late`, and it ends at `end`."""
+    """A profile of two ranks, whose kernels run from 0 to `first` and from 0 to `second`.
+    Rank 0 enters a collective at `first`, rank 1 at `late`, and it ends at `end`."""
     return profile(wall, (0, "kernel", "k", 0, first), (1, "kernel", "k", 0, second),
                    (0, "collective", "sum", first, end), (1, "collective", "sum", late, end), *more,
                    ranks=2)

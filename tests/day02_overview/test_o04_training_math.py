@@ -1,5 +1,6 @@
-"""Graders of o04. The oracles are torch modules that autograd and PyTorch's FLOP counter are asked
-about, a ring that passes its pieces on, and the bytes that two processes sent."""
+"""Graders of o04.
+The oracles are torch modules that autograd and PyTorch's FLOP counter are asked about, a ring
+that passes its pieces on, and the bytes that two processes sent."""
 
 import json
 from collections import namedtuple

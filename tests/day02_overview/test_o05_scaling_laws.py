@@ -1,4 +1,5 @@
-"""Graders of o05. Fits are checked against lines by NumPy, the split against a search."""
+"""Graders of o05.
+Fits are checked against lines by NumPy, the split against a search."""
 
 from numbers import Real
 

@@ -1,5 +1,6 @@
-"""Graders of o06. The oracles are grids that are searched, o04's calculators on sizes divided here,
-and this file's own search for designs."""
+"""Graders of o06.
+The oracles are grids that are searched, o04's calculators on sizes divided here, and this file's
+own search for designs."""
 
 from dataclasses import astuple, replace
 from numbers import Real

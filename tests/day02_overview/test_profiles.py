@@ -153,7 +153,8 @@ def test_the_first_kernel_of_unbatched_reaches_two_thirds_of_its_roof():
 
 
 def test_three_of_four_ranks_spend_most_of_their_time_in_all_reduce():
-    """Rank 0 of imbalanced, and both of communication-bound. The other lane tells them apart."""
+    """Rank 0 of imbalanced, and both of communication-bound.
+    The other lane tells them apart."""
     profiles = load_profiles()
     shares = [sum(length(profiles[name].spans, "collective", rank)) / (1e3 * profiles[name].wall)
               for name in ("imbalanced", "communication-bound") for rank in (0, 1)]

@@ -121,8 +121,9 @@ def test_what_tests_import_is_there(folder):
 
 
 def test_what_graders_compare_with_is_no_room_of_a_floor():
-    """An answer could import it there. A room `testing` has what runs beside an answer, which
-    graders name in a string as `module:function`, or in a lesson."""
+    """An answer could import it there.
+    A room `testing` has what runs beside an answer, which graders name in a string as
+    `module:function`, or in a lesson."""
     texts = {path: path.read_text("utf-8") for floor in FLOORS
              for path in (*(ROOT / floor).rglob("*.py"), *(ROOT / floor).glob("*.md"))}
     texts |= {path: re.sub(r"(?m)^from .*", "", path.read_text("utf-8"))
@@ -180,8 +181,8 @@ def is_a_truth(node):
 
 
 def test_no_arithmetic_on_truths():
-    """Nothing is added to a comparison or taken from it. Masks of arrays multiply, and combine by
-    & and |."""
+    """Nothing is added to a comparison or taken from it.
+    Masks of arrays multiply, and combine by & and |."""
     wrong = []
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):

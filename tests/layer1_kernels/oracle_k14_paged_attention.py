@@ -8,8 +8,8 @@ NOWHERE = 2**20         # a page that does not exist: a block table's entries af
 
 
 def batch(rng, counts, lens, H, G, D, S, dtype="float32", spare=2):
-    """Arguments of paged_attention except scale. The pages are dealt out at random; slots that no
-    token uses hold NaN.
+    """Arguments of paged_attention except scale.
+    The pages are dealt out at random; slots that no token uses hold NaN.
 
     counts, lens: new tokens and length of each sequence    spare: entries after the last page
     """
@@ -97,8 +97,8 @@ def merge_parts(parts, lse):                        # (splits, …, D), (splits,
 
 
 def with_more(parts, lse):
-    """What comes out in fp32 when splits, up to a power of two, have an lse of 0 and no part. Where
-    all of lse is far below -1e4, an lse of -1e4 gives the same."""
+    """What comes out in fp32 when splits, up to a power of two, have an lse of 0 and no part.
+    Where all of lse is far below -1e4, an lse of -1e4 gives the same."""
     more = (1 << (len(parts) - 1).bit_length()) - len(parts)
     return merge_parts(*(torch.cat([x, torch.zeros(more, *x.shape[1:])])
                          for x in (parts, lse))).astype(np.float32)

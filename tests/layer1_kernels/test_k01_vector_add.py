@@ -1,4 +1,5 @@
-"""Graders of k01. Outputs start as 7e7, which no sum here is, so that unwritten places show."""
+"""Graders of k01.
+Outputs start as 7e7, which no sum here is, so that unwritten places show."""
 
 from functools import partial
 

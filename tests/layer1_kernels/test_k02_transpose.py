@@ -1,4 +1,5 @@
-"""Graders of k02. Outputs start as 7, which no input holds, so that unwritten places show."""
+"""Graders of k02.
+Outputs start as 7, which no input holds, so that unwritten places show."""
 
 import re
 from collections import Counter
@@ -167,9 +168,10 @@ def far_sizes(subject, agree, rng, name):
 
 
 def far_rows(subject, name):
-    """Rows of x, then of y, that begin at products of more than 32 bits. Only row 0 is there, so
-    that the simulator stops what goes to another: where rows are 2^30 numbers apart it has to stop
-    the same threads as where they are 2^20 apart, which fits 32 bits."""
+    """Rows of x, then of y, that begin at products of more than 32 bits.
+    Only row 0 is there, so that the simulator stops what goes to another: where rows are 2^30
+    numbers apart it has to stop the same threads as where they are 2^20 apart, which fits 32
+    bits."""
     for array, product in (("x", "m · N"), ("y", "n · M")):
         near, far = (beyond_row_0(subject, name, array, apart) for apart in (2**20, 2**30))
         assert near == far, mistake(

@@ -1,4 +1,5 @@
-"""Graders of k03. Most inputs are multiples of 1/16, whose fp32 sums are exact in any order.
+"""Graders of k03.
+Most inputs are multiples of 1/16, whose fp32 sums are exact in any order.
 
 Outputs start as 7e7, which no sum of these is, so that unwritten places show.
 """

@@ -1,4 +1,5 @@
-"""Graders of k04. Outputs start as 7, so that unwritten places show."""
+"""Graders of k04.
+Outputs start as 7, so that unwritten places show."""
 
 import numpy as np
 import pytest
@@ -83,7 +84,8 @@ def hard_numbers(subject, agree, rng, name):
 
 
 def other_sizes(subject, agree, rng, name, cases):
-    """cases: [((M, N, K), block)]. Blocks of another form, a size past 15 bits, no k at all."""
+    """cases: [((M, N, K), block)].
+    Blocks of another form, a size past 15 bits, no k at all."""
     for sizes, block in cases:
         a, w, c = operands(rng, *sizes)
         run(subject, name, a, w, c, block)

@@ -1,4 +1,5 @@
-"""Graders of k07. Outputs start as 7, which no softmax gives, so that unwritten places show."""
+"""Graders of k07.
+Outputs start as 7, which no softmax gives, so that unwritten places show."""
 
 import math
 from pathlib import Path

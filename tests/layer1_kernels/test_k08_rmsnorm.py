@@ -1,4 +1,5 @@
-"""Graders of k08. Outputs start as 7, which no norm gives, so that unwritten places show."""
+"""Graders of k08.
+Outputs start as 7, which no norm gives, so that unwritten places show."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,5 @@
-"""Graders of k10. Outputs start as 7, which no answer is, so that unwritten places show."""
+"""Graders of k10.
+Outputs start as 7, which no answer is, so that unwritten places show."""
 
 import itertools
 

@@ -1,4 +1,5 @@
-"""Graders of k11. Outputs start as 7, which no answer is, so that unwritten places show."""
+"""Graders of k11.
+Outputs start as 7, which no answer is, so that unwritten places show."""
 
 import numpy as np
 import pytest

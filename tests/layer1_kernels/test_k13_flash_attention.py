@@ -1,4 +1,5 @@
-"""Graders of k13. Outputs start as 7, which no mix of normal numbers is likely to give."""
+"""Graders of k13.
+Outputs start as 7, which no mix of normal numbers is likely to give."""
 
 import itertools
 import math

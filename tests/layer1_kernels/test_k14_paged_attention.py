@@ -1,5 +1,6 @@
-"""Graders of k14. Outputs start as 7; slots that no token uses hold NaN, and entries of a block
-table after the last page name no page at all."""
+"""Graders of k14.
+Outputs start as 7; slots that no token uses hold NaN, and entries of a block table after the
+last page name no page at all."""
 
 import itertools
 import math

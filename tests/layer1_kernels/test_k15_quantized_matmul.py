@@ -1,5 +1,6 @@
-"""Graders of k15. Outputs start as 7, so that unwritten places show. What k15 gives:
-test_quantized_matmul.py."""
+"""Graders of k15.
+Outputs start as 7, so that unwritten places show.
+What k15 gives: test_quantized_matmul.py."""
 
 import itertools
 from numbers import Real

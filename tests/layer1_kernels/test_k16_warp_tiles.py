@@ -1,4 +1,5 @@
-"""Graders of k16. Outputs start as 7, so that unwritten places show."""
+"""Graders of k16.
+Outputs start as 7, so that unwritten places show."""
 
 import re
 
@@ -295,7 +296,8 @@ def test_the_launcher_refuses_rows_that_start_anywhere():
 
 @pytest.mark.slow
 def test_what_the_assembler_makes():
-    """No spills. Where two blocks are asked for, they fit; without that, 16 k at a time do not."""
+    """No spills.
+    Where two blocks are asked for, they fit; without that, 16 k at a time do not."""
     from layer1_kernels.bench.k16_warp_tiles import limits
 
     rows = limits()

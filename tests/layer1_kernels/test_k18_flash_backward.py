@@ -1,4 +1,5 @@
-"""Graders of k18. Outputs start as 7, which no gradient of normal numbers is likely to be."""
+"""Graders of k18.
+Outputs start as 7, which no gradient of normal numbers is likely to be."""
 
 from dataclasses import replace
 

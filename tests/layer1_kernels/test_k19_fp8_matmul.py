@@ -1,4 +1,5 @@
-"""Graders of k19. Outputs start as 7, so that unwritten places show."""
+"""Graders of k19.
+Outputs start as 7, so that unwritten places show."""
 
 import json
 

@@ -265,7 +265,8 @@ def test_what_the_lesson_says_of_the_runs():
 
 @one_thread()
 def test_16_sequences_read_nearly_all_experts_and_13_tokens_fill_a_fifth_of_their_tiles():
-    """The twin has four times the dense one's MLP weights. A token of each of 24 stories."""
+    """The twin has four times the dense one's MLP weights.
+    A token of each of 24 stories."""
     moe, dense = (load_moe(TWINS / name, dtype=torch.float32) for name in ("moe", "dense"))
     mlps = [sum(w.numel() for name, w in model.weights.items() if ".mlp." in name
                 and not name.endswith(ROUTER)) for model in (moe, dense)]

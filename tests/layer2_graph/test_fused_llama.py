@@ -123,8 +123,9 @@ def test_what_a_launch_reads():
 
 @pytest.mark.parametrize("room, want", [(16, 8), (600, 9)])
 def test_on_the_device_a_layer_is_eight_launches_too(triton_on_the_cpu, room, want):
-    """Triton's kernels in the simulator. If the cache has room for more keys than a program should
-    read, attention is split, and its merge is one more launch on the device."""
+    """Triton's kernels in the simulator.
+    If the cache has room for more keys than a program should read, attention is split, and its
+    merge is one more launch on the device."""
     counts = []
     for L in (1, 2):
         llama = random_llama(L=L, room=room)

@@ -1,5 +1,6 @@
-"""Graders of g01. A layer is compared with NumPy in float64, around a given attention;
-whole models with Hugging Face transformers, family by family."""
+"""Graders of g01.
+A layer is compared with NumPy in float64, around a given attention; whole models with Hugging
+Face transformers, family by family."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Graders of g02. The cache is compared with attention by the book, its counts with day 1's."""
+"""Graders of g02: the cache against attention by the book, its counts against day 1's."""
 
 from dataclasses import asdict
 from numbers import Integral
@@ -220,7 +220,7 @@ def of_tokens(error):
 
 
 def computed(given, subject, apart, what):
-    """The result of a call. Where it raises, the arguments of flash_attention may say why."""
+    """The result of a call; where it raises, the arguments of flash_attention may say why."""
     before = len(given.flash.calls)
     try:
         with named("rows_of_sequences", "The rows of q are tokens: a run has (end - first) · T of "

@@ -1,4 +1,5 @@
-"""Graders of g03. Each merge is compared with its two operations, in float64, and counted."""
+"""Graders of g03.
+Each merge is compared with its two operations, in float64, and counted."""
 
 import numpy as np
 import pytest
@@ -237,7 +238,8 @@ def wrong_folds(w, b, mean, variance, gamma, beta, eps):
 
 
 def judge_fold(subject, agree, parts, what, eps=0.1, dtype=torch.float64, tensor=torch.from_numpy):
-    """Weight and bias by the book. `tensor`: makes the tensor of the weight"""
+    """Weight and bias by the book.
+    `tensor`: makes the tensor of the weight"""
     w, b, mean, variance, gamma, beta = parts
     got = subject.fold_batch_norm(tensor(w).to(dtype), *(
         None if a is None else torch.from_numpy(a).to(dtype) for a in parts[1:]), eps)

@@ -1,4 +1,5 @@
-"""Graders of g04. Graphs are built node by node in the child, and computed here as well."""
+"""Graders of g04.
+Graphs are built node by node in the child, and computed here as well."""
 
 import itertools
 from types import SimpleNamespace

@@ -1,5 +1,6 @@
-"""Graders of g05. A layer is compared with NumPy in float64, around watched kernels;
-predictions with what is counted."""
+"""Graders of g05.
+A layer is compared with NumPy in float64, around watched kernels; predictions with what is
+counted."""
 
 from collections import Counter
 from contextlib import nullcontext

@@ -1,5 +1,6 @@
-"""Graders of g06. A recording is compared with the functions by the book, padding with what the
-graph reads, sizes with the fewest possible, times with a walk through them."""
+"""Graders of g06.
+A recording is compared with the functions by the book, padding with what the graph reads, sizes
+with the fewest possible, times with a walk through them."""
 
 from functools import cache
 
@@ -343,8 +344,8 @@ PADS = {
 
 
 def test_pad_step__hard(subject, agree, rng):
-    """The graph reads views made of the buffers before. Then random batches, small ones one after
-    the other in the same buffers."""
+    """The graph reads views made of the buffers before.
+    Then random batches, small ones one after the other in the same buffers."""
     for what, case in PADS.items():
         judge_padding(subject, agree, what, **case)
     for _ in range(60):

@@ -1,4 +1,5 @@
-"""Graders of g07. Codes are compared with oracles without borders, roots or loops over w."""
+"""Graders of g07.
+Codes are compared with oracles without borders, roots or loops over w."""
 
 import itertools
 import math
@@ -468,8 +469,8 @@ def test_gptq(subject, agree, rng, name, group):
 
 
 def test_gptq__hard(subject, agree, rng):
-    """Rows of every kind, groups of every size, each argument in every layout. In float64 the codes
-    are the course's own, whatever the order of sums."""
+    """Rows of every kind, groups of every size, each argument in every layout.
+    In float64 the codes are the course's own, whatever the order of sums."""
     def numbers(*shape):
         return torch.from_numpy(rng.standard_normal(shape))
 

@@ -1,4 +1,4 @@
-"""Graders of g08. Codes are compared with oracles in float64 that compare with every level."""
+"""Graders of g08: codes against oracles in float64 that compare with every level."""
 
 import itertools
 

@@ -1,4 +1,5 @@
-"""Graders of g09. What is right is computed in NumPy, or counted on the course's own functions."""
+"""Graders of g09.
+What is right is computed in NumPy, or counted on the course's own functions."""
 
 import re
 

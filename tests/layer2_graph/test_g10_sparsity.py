@@ -1,4 +1,5 @@
-"""Graders of g10. Oracles are loops in float64."""
+"""Graders of g10.
+Oracles are loops in float64."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,5 @@
-"""Graders of g11. Oracles are loops in float64; latent attention's makes every key and value."""
+"""Graders of g11.
+Oracles are loops in float64; latent attention's makes every key and value."""
 
 import numpy as np
 import pytest
@@ -233,7 +234,8 @@ ATTENDED = {
 
 
 def pages_of(rng, lens, news, H, D, R, E, S=16):
-    """Arguments of decode_latent, as arrays. Pages are shuffled; what is unused is wild."""
+    """Arguments of decode_latent, as arrays.
+    Pages are shuffled; what is unused is wild."""
     count = [-(-n // S) for n in lens]
     order = rng.permutation(sum(count) + 2)
     tables = np.full((len(lens), max(count)), order[-1])

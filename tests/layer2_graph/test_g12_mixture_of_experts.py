@@ -1,4 +1,5 @@
-"""Graders of g12. Oracles are loops over tokens in float64."""
+"""Graders of g12.
+Oracles are loops over tokens in float64."""
 
 import numpy as np
 import pytest

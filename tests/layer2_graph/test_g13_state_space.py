@@ -1,4 +1,6 @@
-"""Graders of g13. Oracles go token by token in float64. Outputs of the kernel start as 7."""
+"""Graders of g13.
+Oracles go token by token in float64.
+Outputs of the kernel start as 7."""
 
 import numpy as np
 import pytest

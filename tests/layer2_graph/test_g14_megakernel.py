@@ -1,4 +1,5 @@
-"""Graders of g14. Tensors start as NaN, so that what is read too early shows."""
+"""Graders of g14.
+Tensors start as NaN, so that what is read too early shows."""
 
 import re
 from collections import Counter
@@ -314,7 +315,8 @@ def test_run_program__deadlock(subject, rng):
 
 
 def test_signal_cuda(subject, rng):
-    """Two blocks write, warp by warp, and signal. The last block copies what they wrote."""
+    """Two blocks write, warp by warp, and signal.
+    The last block copies what they wrote."""
     writers = 2
     x = rng.standard_normal(writers * THREADS).astype(np.float32)
     y, z = np.full((2, x.size), 7, np.float32)
@@ -341,8 +343,9 @@ def test_signal_cuda(subject, rng):
 
 
 def fenced(launch, writers):
-    """Each writer has a fence before it adds. The simulator runs loads and stores in order, so it
-    cannot show what a missing fence does, and the instructions are counted."""
+    """Each writer has a fence before it adds.
+    The simulator runs loads and stores in order, so it cannot show what a missing fence does,
+    and the instructions are counted."""
     fences = launch["totals"]["instructions"].get("barrier", 0) - launch["totals"]["barriers"] - 1
     atomics = {int(n): line["text"].partition("//")[0] for n, line in launch["lines"].items()
                if "global atomic" in line["memory"]}
@@ -384,8 +387,9 @@ UNRAISED = "A block waits for a counter that is never raised: each instruction i
 
 
 def uneven(program):
-    """The list of a step with two instructions a stage, one for each of two blocks. The first block
-    comes late to its part of the mlp, and the second is at the next stage by then."""
+    """The list of a step with two instructions a stage, one for each of two blocks.
+    The first block comes late to its part of the mlp, and the second is at the next stage by
+    then."""
     whole = {}
     for op, i, _, end, wait, need, signal in program.tolist():
         whole[op, i] = op, i, end, wait, min(need, 2), signal
@@ -400,8 +404,9 @@ def uneven(program):
 
 
 def test_megakernel_cuda__wait(subject, rng):
-    """One block writes late, and announces it by an instruction after that. Only a kernel without a
-    wait reads too early here: one that signals before it executes does not."""
+    """One block writes late, and announces it by an instruction after that.
+    Only a kernel without a wait reads too early here: one that signals before it executes does
+    not."""
     m = SMALL
     tensors, _ = oracle(tiny(rng, m), rng.integers(0, m.V, 2))
     late, spare = 5 * m.L + 2, 5 * m.L + 3

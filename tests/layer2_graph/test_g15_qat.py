@@ -1,4 +1,5 @@
-"""Graders of g15. Oracles are loops and PyTorch's own autograd, in float64."""
+"""Graders of g15.
+Oracles are loops and PyTorch's own autograd, in float64."""
 
 import json
 import math
@@ -151,8 +152,9 @@ OF_SCALES = {
 
 
 def weights_on_purpose(rng, rows, groups, n, low, top):
-    """w, scales, upstream as float64 arrays of fp32 numbers. The first weights of each group lie at
-    a bound, beyond it, and halfway between two codes; none lies near a half by chance."""
+    """w, scales, upstream as float64 arrays of fp32 numbers.
+    The first weights of each group lie at a bound, beyond it, and halfway between two codes;
+    none lies near a half by chance."""
     scales = 2.0 ** rng.integers(-6, 3, (rows, groups)) * rng.integers(33, 64, (rows, groups)) / 64
     whole = rng.integers(low - 3, top + 4, (rows, groups, n))
     ratio = whole + rng.uniform(-0.45, 0.45, whole.shape)
@@ -207,7 +209,8 @@ GROUP, RATE = 16, 0.01
 
 
 def tiny(rng):
-    """Weights in float64. Those of some groups are so small that their scales are the least."""
+    """Weights in float64.
+    Those of some groups are so small that their scales are the least."""
     weights = {name: torch.from_numpy(rng.standard_normal(shape) * (0.3 if is_matrix(name) else 1))
                for name, shape in shapes(TINY)}
     weights["model.layers.0.mlp.up_proj.weight"][:12] *= 1e-9

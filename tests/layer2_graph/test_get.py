@@ -110,7 +110,8 @@ def get(hub, tmp_path):
 
 
 def files(**others):
-    """The small model's files, and some that the course does not read. None leaves one out."""
+    """The small model's files, and some that the course does not read.
+    None leaves one out."""
     found = {path.name: path.read_bytes() for path in SMALL.iterdir() if path.name in WANTED}
     found |= {"README.md": b"#", "pytorch_model.bin": b"x", "consolidated.safetensors": b"x",
               "original/params.json": b"{}"}

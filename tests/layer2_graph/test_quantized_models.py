@@ -351,7 +351,8 @@ def test_the_search_tries_twenty_shares():
 
 
 def test_bits_and_idle_lanes_of_k15(small):
-    """fp32 scales of 32 weights: 9 and 5 bits. An int4 row fills a quarter of what is loaded."""
+    """fp32 scales of 32 weights: 9 and 5 bits.
+    An int4 row fills a quarter of what is loaded."""
     w = small.weights["model.layers.0.mlp.down_proj.weight"]
     assert w.shape[1] == max(w.shape[1] for name, w in small.weights.items() if is_matrix(name))
     for bits in (8, 4):

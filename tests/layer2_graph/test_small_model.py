@@ -214,9 +214,10 @@ def test_transformers_renders_the_chat():
 
 
 def test_the_grammar_has_5000_pairs_of_a_symbol_and_a_text_that_it_becomes():
-    """Each way to write a symbol counts, and none occurs twice: 12,257. There are many symbols: the
-    troubles of a kite and those of a boat are two. Other counts are smaller: there are 4,895
-    different texts, and words.py has about a thousand pairs before nouns are put in.
+    """Each way to write a symbol counts, and none occurs twice: 12,257.
+    There are many symbols: the troubles of a kite and those of a boat are two.
+    Other counts are smaller: there are 4,895 different texts, and words.py has about a thousand
+    pairs before nouns are put in.
     """
     rules = grammar()
     pairs = {(symbol, text) for symbol, found in rules.items() for text in found}

@@ -1,4 +1,5 @@
-"""What every twin must do: learn. And how the lessons run them."""
+"""What every twin must do: learn.
+And how the lessons run them."""
 
 from contextlib import contextmanager
 
@@ -24,7 +25,8 @@ def check_that_it_trains(twin, text, steps=3):
 
 @contextmanager
 def one_thread():
-    """As the lessons have it: matrices this small gain nothing from a second. Without gradients."""
+    """As the lessons have it: matrices this small gain nothing from a second.
+    Without gradients."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

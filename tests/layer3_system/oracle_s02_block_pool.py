@@ -64,7 +64,8 @@ class Book:
 
 
 class Beside:
-    """The pool under test and one by the book. Pages 0, 1, 2, … are dealt out into these tables."""
+    """The pool under test and one by the book.
+    Pages 0, 1, 2, … are dealt out into these tables."""
 
     def __init__(self, subject, P, S, tables=()):
         self.subject = subject
@@ -119,7 +120,8 @@ class Beside:
 
 
 def watch_evict(subject, pool):
-    """Its evict does nothing from now on. A function: the pages that it was called for so far."""
+    """Its evict does nothing from now on.
+    A function: the pages that it was called for so far."""
     evict = subject.make("lab.judge.mocks:Watched", None, None)
     subject.make("builtins:setattr", pool, "evict", evict)
     return lambda: [page for (page,) in evict.calls]

@@ -137,7 +137,8 @@ class Run:
             assert n <= known + ahead, f"{step}: {n} tokens of {name} computed, it has {known}"
 
     def drain(self, most=200):
-        """Steps until no request is left: the notes. Then no page is held."""
+        """Steps until no request is left: the notes.
+        Then no page is held."""
         notes = []
         while self.engine.busy:
             assert len(notes) < most, f"after {most} steps there are still requests: " \

@@ -80,8 +80,8 @@ def test_case_05_longer_than_the_model():
 
 @pytest.mark.parametrize("length", [3, 4, 5, 7, 8, 9])
 def test_case_06_around_the_end_of_a_page(mode, length):
-    """A page is taken when a token needs it, not before, and before it is written. One that refused
-    guesses needed stays for the tokens that come next."""
+    """A page is taken when a token needs it, not before, and before it is written.
+    One that refused guesses needed stays for the tokens that come next."""
     e = engine()
     (request,) = e.submit([1] * length, params(6, ignore_eos=True))
     while e.busy:
@@ -122,7 +122,8 @@ def test_case_08_a_page_that_is_not_full():
 
 
 def test_case_09_two_identical_prompts_in_one_step():
-    """The second does not read what the first has yet to write. Afterwards they share."""
+    """The second does not read what the first has yet to write.
+    Afterwards they share."""
     e = engine()
     twins = [e.submit([1, 2, 3, 4] * 3, params())[0] for _ in range(2)]
     e.step()
@@ -203,7 +204,8 @@ def test_case_12_the_oldest_free_page_goes_first(mode):
 
 
 def test_case_12_dropping_a_copy_keeps_the_name():
-    """Two computed the same page. The copy is given back and taken; the other stays known."""
+    """Two computed the same page.
+    The copy is given back and taken; the other stays known."""
     e = engine(P=8)
     twins = [e.submit([1] * 9, params(1))[0] for _ in range(2)]
     run(e)
@@ -365,8 +367,8 @@ def test_case_19_abort_beats_length():
 
 
 def test_case_20_21_an_abort_is_of_a_request_not_of_its_name():
-    """Two of one name: a late abort of the first does not touch the second. The server's part of
-    20 is in test_server_clients.py."""
+    """Two of one name: a late abort of the first does not touch the second.
+    The server's part of 20 is in test_server_clients.py."""
     e = engine()
     (first,) = e.submit([1] * 5, params(1), id="mine")
     run(e)

@@ -45,7 +45,8 @@ pytestmark = pytest.mark.usefixtures("mode")
 
 
 def test_case_23_a_seed_does_not_see_the_batch():
-    """Alone, beside others, in parts, preempted: the same tokens. Two without a seed differ."""
+    """Alone, beside others, in parts, preempted: the same tokens.
+    Two without a seed differ."""
     want = None
     for P, chunk, others in ((64, None, 0), (64, 3, 5), (9, None, 2), (64, None, 7)):
         e = engine(P=P, chunk=chunk, pool=BlockPool)
@@ -260,7 +261,8 @@ def through_a_graph(nano, pages, count, **options):
 
 
 def test_case_31_scores_outlive_the_next_replay():
-    """A graph writes its scores where the last ones were. With steps ahead they are read later."""
+    """A graph writes its scores where the last ones were.
+    With steps ahead they are read later."""
     nano, found = load(NANO, dtype=torch.float32), []
     for ahead in (False, True):
         pages = prefix_pool(40, 8)

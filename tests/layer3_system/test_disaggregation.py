@@ -209,7 +209,8 @@ def written(**options):
 
 
 def test_guesses_and_steps_ahead_change_no_token():
-    """On the side that writes. What a client is told of its prompt is what the other side found."""
+    """On the side that writes.
+    What a client is told of its prompt is what the other side found."""
     (want, rounds), (tokens, fewer) = written(), written(drafter=Drafter(partial(lookup, count=3)))
     assert tokens == want == written(overlap=True)[0] and fewer < rounds
     assert all(len(output) == 40 and own == output for output, own, _ in want)
@@ -382,7 +383,8 @@ def test_a_slow_wire_takes_longer_than_the_prompt():
 
 
 def test_the_panels_of_s12_are_won_as_it_says():
-    """Long prompts and a tight TPOT: split keeps up for longer. Otherwise together does."""
+    """Long prompts and a tight TPOT: split keeps up for longer.
+    Otherwise together does."""
     panels = json.loads(RECORD.read_text("utf-8"))["model"]
     assert list(panels) == list(PANELS) and len(BUDGETS) == 3
     prompt, answer, tpot, _ = PANELS["500 in, 150 out, 20 ms a token"]

@@ -1,5 +1,5 @@
-"""The given half of s31: files, faults in words, pieces for other ranks, months, and real kills. No
-test depends on speed."""
+"""The given half of s31: files, faults in words, pieces for other ranks, months, and real kills.
+No test depends on speed."""
 
 import errno
 import json
@@ -320,7 +320,8 @@ class FullDisk(Folder):
 
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_a_full_disk_is_said_and_the_last_good_stays(alone, tmp_path, asynchronous):
-    """It is full in the second shard, at its end or in the manifest. Later room is found again."""
+    """It is full in the second shard, at its end or in the manifest.
+    Later room is found again."""
     for name, more in (("shard", -40), ("end", -1), ("manifest", 40)):
         first = elastic.Job(Folder(tmp_path / name), elastic.Parts(), asynchronous)
         first.train(4, 4, None)
@@ -431,7 +432,8 @@ def test_three_kills_change_no_bit(tmp_path):
 @pytest.mark.slow
 @pytest.mark.alone
 def test_more_and_fewer_ranks_go_on(tmp_path):
-    """2 ranks, then 3, then 1, in one folder; beside 2 all the time. Sums have other orders."""
+    """2 ranks, then 3, then 1, in one folder; beside 2 all the time.
+    Sums have other orders."""
     code, right, text = run_torch(tmp_path, "straight", 24, 2)
     assert code == 0, text
     for steps, ranks in ((8, 2), (16, 3), (24, 1)):

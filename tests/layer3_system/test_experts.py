@@ -72,7 +72,8 @@ def test_a_layer_and_its_gradients(ranks, rng, agree, W, k):
 
 
 def test_a_rank_to_which_no_row_comes(ranks, rng, agree):
-    """It takes part in backward: its answers are of the graph. Its experts have no gradient."""
+    """It takes part in backward: its answers are of the graph.
+    Its experts have no gradient."""
     router, gate_up, down = weights(rng)
     x = draw(rng, (7, C))[0].abs()
     router[4:8] = -1.0                          # the experts of rank 1, which no token chooses
@@ -202,8 +203,8 @@ def test_a_layer_makes_three_all_to_alls_and_tensors_two_collectives(ranks, rng)
 
 
 def test_recorded_loads_are_as_uneven_as_s24_and_s26_say():
-    """1.67 times the mean, on rank 0, whose first expert has more than a rank's share. With the
-    bias all are near it."""
+    """1.67 times the mean, on rank 0, whose first expert has more than a rank's share.
+    With the bias all are near it."""
     loads = {name: json.loads((TWINS / "runs" / f"{name}-0.json").read_text("utf-8"))["loads"][2]
              for name in ("moe_unbalanced", "moe_bias")}
     busiest = {}

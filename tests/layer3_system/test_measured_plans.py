@@ -160,8 +160,8 @@ LLAMA = LLAMAS["Llama-3.1-8B"]
 
 
 def test_tensor_parallelism_is_far_from_8_times_as_fast():
-    """Of eight kinds it alone makes a token come sooner. A round is assumed to take 2 µs, and a
-    piece of cp has at least 4,096 tokens."""
+    """Of eight kinds it alone makes a token come sooner.
+    A round is assumed to take 2 µs, and a piece of cp has at least 4,096 tokens."""
     costs = token_costs(LLAMA, Cluster(8), 2000, 8)
     alone = costs["one rank"].seconds
     assert [kind for kind in CUTS if costs[kind].seconds < alone] == ["tp"] and len(CUTS) == 8

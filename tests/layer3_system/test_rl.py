@@ -1,4 +1,5 @@
-"""The given half of s32: roles, loop, layouts, lanes and command. No test depends on speed."""
+"""The given half of s32: roles, loop, layouts, lanes and command.
+No test depends on speed."""
 
 import itertools
 import json

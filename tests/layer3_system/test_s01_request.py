@@ -1,4 +1,4 @@
-"""Graders of s01. Shares are worked out in float64, texts by decoding all at once.
+"""Graders of s01: shares are worked out in float64, texts by decoding all at once.
 
 "case N" counts the cases that any engine must handle. What s01 gives: test_sampling.py.
 """
@@ -292,7 +292,7 @@ def test_draw__edges(subject):
 
 
 def test_draw__hard(subject, rng):
-    """All in one process. A number on a boundary, where rounding decides, is left out."""
+    """All in one process; a number on a boundary, where rounding decides, is left out."""
     rows = hard_rows(rng) | {"a likely token and 40,000 unlikely ones": tail()}
     for what, z in rows.items():
         sums = np.cumsum(np.exp(z.astype(np.float64) - z.max()))
@@ -330,7 +330,7 @@ TEXTS = ["plain words", "naïve café, 12 €", "🙂🙃 日本語 🇨🇭.", 
 
 
 def test_Detokenizer(subject):
-    """case 28: bytes as tokens. A character is shown with its last byte, not before, not later."""
+    """case 28, bytes as tokens: a character is shown with its last byte, not sooner or later."""
     tokenizer = subject.make(BYTES)
     for text in TEXTS:
         each_byte(subject, tokenizer, text)

@@ -1,4 +1,5 @@
-"""Graders of s02. A pool by the book runs beside the one under test, and both must hold the same.
+"""Graders of s02.
+A pool by the book runs beside the one under test, and both must hold the same.
 
 A table is the caller's own list, changed in place: here a UserList that lives beside the pool.
 """
@@ -223,8 +224,8 @@ def test_BlockPool_grow__all_or_nothing(subject):
 
 
 def test_BlockPool_grow__enough(subject):
-    """As many pages are free as are missing. Room that is there already needs none, and a table
-    never gets shorter."""
+    """As many pages are free as are missing.
+    Room that is there already needs none, and a table never gets shorter."""
     none_missing = "nothing_missing", "Nothing is missing, so the answer is True."
     for P, N, (name, words) in (
             (4, 16, ("one_stays_free", "Two pages are missing and two are free: that is enough.")),
@@ -326,7 +327,8 @@ def test_BlockPool_release__hard(subject):
 
 
 def test_BlockPool_release__one_after_the_other(subject):
-    """case 12: of two tables, the older one's pages go first, each from its tail. And a table that
+    """case 12: of two tables, the older one's pages go first, each from its tail.
+    And a table that
     was given back is empty: giving it back again changes nothing."""
     for P, tables, order in ((5, [[0, 1], [2, 3, 4]], (1, 0)), (4, [[0, 1], [0]], (0, 0))):
         beside = Beside(subject, P, 4, tables)

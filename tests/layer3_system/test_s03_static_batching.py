@@ -1,4 +1,5 @@
-"""Graders of s03. Counts are compared with every slot-step written down, or every draw tried.
+"""Graders of s03.
+Counts are compared with every slot-step written down, or every draw tried.
 
 The traces and the scheduler that s03 gives: test_static_scheduler.py.
 """

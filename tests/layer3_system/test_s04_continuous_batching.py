@@ -1,4 +1,4 @@
-"""Graders of s04. Requests are played by Drive; the oracle of a trace is the trace without a rush.
+"""Graders of s04: Drive plays requests; the oracle of a trace is the trace without a rush.
 
 Cases carry the numbers of the course's list of what every engine must handle.
 """
@@ -237,7 +237,7 @@ def test_Scheduler_admit_waiting__unseen(subject, rng, truth):
 
 
 def test_Scheduler_preempt(subject):
-    """Case 18: the victim is at the head of the queue. Case 1: its pages are free."""
+    """Case 18: the victim is at the head of the queue; case 1: its pages are free."""
     drive = situation(played(subject), [("a", 6, 9, 7), ("b", 5, 9, 7)], [("c", 4, 2)])
     victim = drive.requests["b"]
     answer = victim.output              # three tokens of it are there
@@ -372,7 +372,7 @@ def finish(subject, where):
 
 
 def test_Scheduler_finish__twice(subject):
-    """Case 19: finished, and finished again. The first reason stays."""
+    """Case 19: finished, and finished again; the first reason stays."""
     drive = situation(played(subject), [("a", 6, 9, 7), ("b", 5, 9, 7)])
     request = drive.requests["b"]
     drive.scheduler.finish(request, "length")
@@ -505,8 +505,8 @@ def test_Scheduler_schedule_running__a_page_to_be_copied(subject):
 
 
 def test_Scheduler_schedule_running__at_the_edge_of_a_page(subject):
-    """Case 6: prompts of 2·S - 1, 2·S and 2·S + 1 tokens. A page comes when it is needed, before
-    the write."""
+    """Case 6: prompts of 2·S - 1, 2·S and 2·S + 1 tokens.
+    A page comes when it is needed, before the write."""
     S = 4
     for prompt in (2 * S - 1, 2 * S, 2 * S + 1):
         drive, held = played(subject, S=S), []
@@ -531,7 +531,7 @@ def answers(drive, trace):
 
 
 def test_Scheduler_schedule_running__preempted_or_not(subject, truth):
-    """Case 1: the same tokens as without a rush. Case 16: in parts of any size."""
+    """Case 1: the same tokens as without a rush; case 16: in parts of any size."""
     want = truth(lambda: answers(own(), RUSH))
     for sizes in ({"P": 8}, {"P": 12, "budget": 5, "max_seqs": 5}, {"P": 9, "chunk": 2}):
         drive = played(subject, **sizes)
@@ -544,8 +544,8 @@ def test_Scheduler_schedule_running__preempted_or_not(subject, truth):
 
 
 def test_Scheduler_schedule_running__steady_arrivals(subject):
-    """Case 17: at every step a prompt of 20 tokens arrives, and 8 tokens are computed. A request
-    that decodes gets a token in each step nevertheless."""
+    """Case 17: at every step a prompt of 20 tokens arrives, and 8 tokens are computed.
+    A request that decodes gets a token in each step nevertheless."""
     drive = played(subject, P=400, budget=8, max_seqs=8)
     drive.add("first", 4, 30)
     for i in range(30):

@@ -1,5 +1,7 @@
-"""Graders of s05. Chunks are those that s04's Scheduler picks, what is read is counted chunk by
-chunk, and the largest budget is searched for. What s05 gives beside its exercises: test_chunks.py.
+"""Graders of s05.
+Chunks are those that s04's Scheduler picks, what is read is counted chunk by chunk, and the largest
+budget is searched for.
+What s05 gives beside its exercises: test_chunks.py.
 """
 
 import math

@@ -1,5 +1,6 @@
-"""Graders of s06. A prediction is counted in a real pool; pages, tables and counts are compared
-with what a dictionary of whole texts would say."""
+"""Graders of s06.
+A prediction is counted in a real pool; pages, tables and counts are compared with what a
+dictionary of whole texts would say."""
 
 from bisect import bisect_left
 from contextlib import suppress
@@ -252,7 +253,8 @@ def test_longest_hit(subject):
 
 
 def test_longest_hit__unseen(subject, rng):
-    """Few names, so that gaps are frequent; each text with a table of its own. Then a long one."""
+    """Few names, so that gaps are frequent; each text with a table of its own.
+    Then a long one."""
     cases = [([b"a", b"b"], {}), ([], {}),
              ([b"a", b"b", b"c"], {b"a": 2**31, b"b": 2**15, b"d": 3})]
     for _ in range(200):

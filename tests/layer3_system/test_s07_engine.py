@@ -1,5 +1,6 @@
-"""Graders of s07. The parts against what they should give by the book; the engine they make by what
-must hold after every step, and by the tokens that each request gets alone.
+"""Graders of s07.
+The parts against what they should give by the book; the engine they make by what must hold after
+every step, and by the tokens that each request gets alone.
 
 The engine is driven beside the code under test, on a model whose every score can be worked out; a
 note comes back after each step. Case numbers are those of the course's list for engines.
@@ -362,7 +363,8 @@ def test_run_step__chunks(subject, overlap):
 
 
 def test_run_step__unseen(subject, rng):
-    """Step after step of one engine. A flight is its number and its outputs."""
+    """Step after step of one engine.
+    A flight is its number and its outputs."""
     for overlap in (False, True):
         engine, parts = mock_engine(subject, {}, [], overlap)
         read = subject.make("operator:itemgetter", 1)
@@ -417,7 +419,8 @@ def test_end_request(subject):
 
 
 def test_end_request__twice(subject):
-    """Case 19, finished already, and twice: nothing happens. The first reason stays."""
+    """Case 19, finished already, and twice: nothing happens.
+    The first reason stays."""
     run = Run(subject)
     (a,) = run.submit("a", PROMPTS["a"])
     (b,) = run.submit("b", PROMPTS["c"], max_tokens=1)

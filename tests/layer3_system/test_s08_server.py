@@ -363,7 +363,8 @@ def test_Call_add(subject):
 
 
 def test_Call_add__joined(subject):
-    """Four steps that are not read. The second gives tokens of a character that is not whole."""
+    """Four steps that are not read.
+    The second gives tokens of a character that is not whole."""
     steps = steps_into(subject, 2)
     for step in ((0, "Once", 2), (1, "The", 1), (0, "", 1), (0, " upon", 1), (1, " fox", 1)):
         steps.add(*step)

@@ -1,4 +1,5 @@
-"""Graders of s09. Counts are compared with a simulation, or with every value looked at."""
+"""Graders of s09.
+Counts are compared with a simulation, or with every value looked at."""
 
 from bisect import bisect_right
 

@@ -1,4 +1,5 @@
-"""Graders of s10. V: vocabulary   γ: guesses of a step   S: slots of a page"""
+"""Graders of s10.
+V: vocabulary   γ: guesses of a step   S: slots of a page"""
 
 import numpy as np
 
@@ -67,7 +68,8 @@ def test_predict_same_number(subject):
 
 
 def followed(tokens, count, longest=4, choose=lambda n, begin: (n, begin), overlap=True):
-    """By all pairs of a length and a place. The options are mistakes."""
+    """By all pairs of a length and a place.
+    The options are mistakes."""
     N = len(tokens)
     pairs = [(n, begin) for n in range(1, longest + 1)
              for begin in range(N - n if overlap else N - 2 * n + 1)
@@ -190,7 +192,8 @@ def take(weights, u):
 def decided(p, q, guesses, u_accept, u_draw, ratio=lambda p, q: p / q if q else np.inf,
             residual=lambda p, q: np.clip(p - q, 0, None), last=None, number=None, bonus=-1,
             go_on=False):
-    """A table of all γ decisions, then the first refusal. The options are mistakes."""
+    """A table of all γ decisions, then the first refusal.
+    The options are mistakes."""
     table = [u < ratio(p[i, x], q[i, x]) for i, (x, u) in enumerate(zip(guesses, u_accept,
                                                                         strict=True))]
     refusals = [i for i, holds in enumerate(table) if not holds]

@@ -1,4 +1,5 @@
-"""Graders of s11. Pages hold names instead of numbers, so that each content can be read."""
+"""Graders of s11.
+Pages hold names instead of numbers, so that each content can be read."""
 
 import struct
 from collections import OrderedDict

@@ -1,4 +1,5 @@
-"""Graders of s12. Pure state machines: every fault is exact, and nothing waits."""
+"""Graders of s12.
+Pure state machines: every fault is exact, and nothing waits."""
 
 from itertools import product
 
@@ -180,7 +181,8 @@ def damaged(part, kind):
 
 
 def arrivals(rng, faults):
-    """Parts in an order that is drawn: [(what, part)]. Each is whole at least once."""
+    """Parts in an order that is drawn: [(what, part)].
+    Each is whole at least once."""
     parts = [whole(layer, place, rng, page=(2 - place)) for layer in range(L)
              for place in range(N)]
     events = [("whole", part) for part in parts]
@@ -341,10 +343,10 @@ def check_choice(subject, names, prompt, answer, S, prefills, decodes):
         name, why = choice_mistake(names, prompt, answer, S, prefills, decodes, got, want)
         pages = [sum(name in own for name in names) for _, own in prefills]
         raise AssertionError(mistake(
-            name, f"a prompt of {prompt} tokens, answer {answer}, pages of {S}: prefill workers "
-            f"with {[queue for queue, _ in prefills]} tokens waiting hold {pages} of its pages; "
-            f"decode workers (free pages, running): {decodes}; chosen {got}, expected {want}: "
-            f"{why}", why))
+            name, f"choose_workers, a prompt of {prompt} tokens, answer {answer}, pages of {S}: "
+            f"prefill workers with {[queue for queue, _ in prefills]} tokens waiting hold {pages} "
+            f"of its pages; decode workers (free pages, running): {decodes}; chosen "
+            f"{got}, expected {want}: {why}", why))
 
 
 def test_choose_workers(subject, rng):

@@ -1,4 +1,5 @@
-"""Graders of s13. V: vocabulary   W: words of 32 bits   n: guesses
+"""Graders of s13.
+V: vocabulary   W: words of 32 bits   n: guesses
 
 Oracles know no automaton: they ask Python's re about whole texts, or a list of all texts.
 """
@@ -27,7 +28,8 @@ VOCABULARY = [None, None, b"", b"a", b"b", b"c", b"ab", b"ba", b"aba", b"bab", b
 
 @cache
 def texts_of(pattern, letters=6):
-    """All texts of at most `letters` letters that a pattern matches. Longer ones only repeat."""
+    """All texts of at most `letters` letters that a pattern matches.
+    Longer ones only repeat."""
     return [text for n in range(letters + 1) for text in map(b"".join, product(LETTERS, repeat=n))
             if re.fullmatch(pattern, text.decode())]
 

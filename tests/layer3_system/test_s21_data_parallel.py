@@ -1,4 +1,5 @@
-"""Graders of s21. Gradients are whole numbers, so that sums over ranks are exact in any order."""
+"""Graders of s21.
+Gradients are whole numbers, so that sums over ranks are exact in any order."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,5 @@
-"""Graders of s22. Numbers of the exercises that only move and add are whole, so sums are exact."""
+"""Graders of s22.
+Numbers of the exercises that only move and add are whole, so sums are exact."""
 
 import numpy as np
 import pytest

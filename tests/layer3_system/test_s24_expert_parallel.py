@@ -1,4 +1,5 @@
-"""Graders of s24. Ranks have tokens of their own, and each E / W of the experts."""
+"""Graders of s24.
+Ranks have tokens of their own, and each E / W of the experts."""
 
 import numpy as np
 import pytest
@@ -102,7 +103,8 @@ def test_sort_by_expert(subject, rng):
 
 
 class Routing:
-    """What each of W ranks chose, and by that which slots travel where. Places in `order`."""
+    """What each of W ranks chose, and by that which slots travel where.
+    Places in `order`."""
 
     def __init__(self, choices, E):             # W × (T, k)
         self.choices = choices

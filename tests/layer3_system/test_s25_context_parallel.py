@@ -1,4 +1,5 @@
-"""Graders of s25. A sequence is (q, k, v) of all its tokens, float64; ranks have shards of it."""
+"""Graders of s25.
+A sequence is (q, k, v) of all its tokens, float64; ranks have shards of it."""
 
 import numpy as np
 import pytest

@@ -1,5 +1,6 @@
-"""Graders of s26. The oracles list every tensor of every rank and every message of a step, and play
-the pipeline's schedules."""
+"""Graders of s26.
+The oracles list every tensor of every rank and every message of a step, and play the pipeline's
+schedules."""
 
 import functools
 import itertools

@@ -1,4 +1,5 @@
-"""Graders of s30. What is right comes in float64, by the book."""
+"""Graders of s30.
+What is right comes in float64, by the book."""
 
 import math
 

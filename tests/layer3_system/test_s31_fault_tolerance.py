@@ -28,8 +28,9 @@ def learner_error(name, words, sentence):
 
 
 def best_minutes(delta, between):
-    """The τ that loses least, where failures come at random. A stretch of τ + δ minutes is done
-    again and again until no failure falls into it: Daly 2006, equation 13, without a restart."""
+    """The τ that loses least, where failures come at random.
+    A stretch of τ + δ minutes is done again and again until no failure falls into it: Daly 2006,
+    equation 13, without a restart."""
     taus = np.linspace(5, 500, 100_000)
     return taus[np.argmin(between * np.expm1((taus + delta) / between) / taus)]
 

@@ -1,4 +1,5 @@
-"""Graders of s32. What is right comes in float64, by the book; plans are painted, number by number.
+"""Graders of s32.
+What is right comes in float64, by the book; plans are painted, number by number.
 """
 
 import math

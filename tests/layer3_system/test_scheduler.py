@@ -15,7 +15,8 @@ from tests.layer3_system.test_s04_continuous_batching import RUSH, calm, counted
 
 
 def test_a_prompt_that_no_pool_holds_is_refused_and_the_queue_goes_on():
-    """Case 2: it is never prefilled. Case 3: P · S tokens are too many, one less is served."""
+    """Case 2: it is never prefilled.
+    Case 3: P · S tokens are too many, one less is served."""
     drive = own(P=3)
     drive.add("a", 4, 3)
     for tokens in (12, 13, 500):

@@ -113,8 +113,8 @@ class Eight(MockLlama):
 
 
 def distances(drafter, asked, length):
-    """χ² of the tokens at odd and at even places, of 64 answers with these guesses. AssertionError:
-    a token came that top_p cuts off."""
+    """χ² of the tokens at odd and at even places, of 64 answers with these guesses.
+    AssertionError: a token came that top_p cuts off."""
     e = engine(drafter, P=4000, model=Eight())
     seeds = [{"seed": i} if "seed" in asked else {} for i in range(64)]
     outputs = run(e, *[asked | seed for seed in seeds], length=length, check=lambda _: None)
@@ -206,8 +206,9 @@ class Turns(Lengths):
 
 @pytest.mark.parametrize("lengths", [None, Turns(2, StepCost(1, 0.1, 0.4))])
 def test_its_keys_are_those_of_a_fresh_prompt(lengths):
-    """After 50 steps, some of whose blocks hits whole: then the draft lacks two tokens. Where a
-    step has no guesses, the keys of those that were refused before it are forgotten as well."""
+    """After 50 steps, some of whose blocks hits whole: then the draft lacks two tokens.
+    Where a step has no guesses, the keys of those that were refused before it are forgotten as
+    well."""
     small = load(SMALL, dtype=torch.float32)
     draft = load(SMALL.parent / "draft", dtype=torch.float32)
     drafter = ModelDrafter(draft, 2, 40, lengths=lengths)
@@ -310,8 +311,8 @@ def test_a_draft_spares_two_to_three_steps_in_four():
 
 
 def test_adaptive_guesses_never_begin_at_32_requests():
-    """A new request counts as α = 2/3: too little there, by what a step cost in the record. All
-    guesses held, or none."""
+    """A new request counts as α = 2/3: too little there, by what a step cost in the record.
+    All guesses held, or none."""
     speed = json.loads(RECORD.read_text("utf-8"))["speed"]
     assert HITS / TRIALS == 2 / 3
     counts = {B: best_counts([2 / 3] * B, 4, StepCost(**speed["cost"])) for B in (1, 8, 32)}

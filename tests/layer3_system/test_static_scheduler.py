@@ -143,7 +143,8 @@ def test_no_request_is_admitted_while_another_runs():
 
 
 def test_a_running_request_gets_a_token_in_every_step():
-    """case 17, for running requests. Waiting ones wait for a whole batch."""
+    """case 17, for running requests.
+    Waiting ones wait for a whole batch."""
     own = engine(seats=4)
     requests = [own.submit([i] * 5, params(6))[0] for i in range(1, 5)]
     for step in range(1, 7):

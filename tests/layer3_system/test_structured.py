@@ -361,7 +361,8 @@ def test_all_of_20_answers_leave_the_form_without_a_mask():
 
 
 def test_a_name_leaves_hundreds_of_tokens_and_a_key_three():
-    """After `{"`: n, na and name. Nothing but that key may follow `{`."""
+    """After `{"`: n, na and name.
+    Nothing but that key may follow `{`."""
     config = read_config(SMALL)
     vocabulary = vocabulary_of(Tokenizer(SMALL, config), config.V)
     person = compile_regex(PERSON)

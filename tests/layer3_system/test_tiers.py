@@ -424,7 +424,8 @@ def test_the_devices_cache_saves_nearly_all_with_4_users_and_hardly_anything_wit
 
 
 def test_all_conversations_end_on_one_floor_two_thirds_below(shares):
-    """Where they fit: 400 places for 16 users, 800 for 32. A quarter of that loses most."""
+    """Where they fit: 400 places for 16 users, 800 for 32.
+    A quarter of that loses most."""
     floor = shares[16]["enough pages"]
     assert floor == pytest.approx(1 / 3, abs=0.01)
     for users, places in ((16, 400), (32, 800)):

@@ -1,4 +1,5 @@
-"""The given half of s30: loader, model, loop and command. No test depends on speed."""
+"""The given half of s30: loader, model, loop and command.
+No test depends on speed."""
 
 import errno
 import json

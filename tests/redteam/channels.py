@@ -368,8 +368,8 @@ def main(level, filtered):
 
 
 def one(level, shared, filtered, functions, first=None):
-    """Run functions in a box of its own: (pid, names of those that worked). The process stays if
-    it is the first one."""
+    """Run functions in a box of its own: (pid, names of those that worked).
+    The process stays if it is the first one."""
     inside = str(shared) if level in ("none", "limits") else "/shared"
     walls = None if level == "none" else box.Box(level, {"/shared": shared})
     here, there = socket.socketpair()

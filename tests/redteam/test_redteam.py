@@ -110,7 +110,8 @@ def test_the_walls_stand_around_an_ordinary_users_boxes(tmp_path, canary, port):
 
 @pytest.mark.slow
 def test_without_walls_points_are_as_they_were(tmp_path, canary, port):
-    """In a container that may not make namespaces. Without walls there is no limit on space either.
+    """In a container that may not make namespaces.
+    Without walls there is no limit on space either.
     """
     words = start()
     for path in (ROOT, Path(sys.prefix)):

@@ -26,8 +26,8 @@ def source():
 
 
 def as_page(path):
-    """A text whose links to files of the course, which are no pages, are the files' names. Its
-    pictures lie at the top of the site's source."""
+    """A text whose links to files of the course, which are no pages, are the files' names.
+    Its pictures lie at the top of the site's source."""
     def name(match):
         target = (path.parent / match[3]).resolve()
         if match[1]:
@@ -49,7 +49,8 @@ def write(folder):
 
 
 def main(folder=FOLDER):
-    """Make the site; Sphinx's exit code. A warning of Sphinx's is an error."""
+    """Make the site; Sphinx's exit code.
+    A warning of Sphinx's is an error."""
     write(folder / "source")
     return subprocess.run([
         sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html",

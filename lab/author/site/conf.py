@@ -1,4 +1,5 @@
-"""Sphinx's settings for the site. Nothing is loaded from elsewhere, and no notebook is executed."""
+"""Sphinx's settings for the site.
+Nothing is loaded from elsewhere, and no notebook is executed."""
 
 from pathlib import Path
 

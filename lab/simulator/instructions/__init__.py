@@ -1,4 +1,5 @@
-"""The instruction set, one file a chapter of the PTX ISA manual. Importing fills decode.TABLE.
+"""The instruction set, one file a chapter of the PTX ISA manual.
+Importing fills decode.TABLE.
 
 async_copy      cp.async, from global to shared memory
 atomic          atom and red

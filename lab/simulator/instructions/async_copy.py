@@ -71,8 +71,8 @@ def given_size(operand, size):
 
 
 def fetch(wave, inst, frm, size, source_size):
-    """The bytes to copy, read now (n, size). Beyond the source size they are zero, and where that
-    is zero nothing is read."""
+    """The bytes to copy, read now (n, size).
+    Beyond the source size they are zero, and where that is zero nothing is read."""
     amount = None if source_size is None else wave.per_lane(source_size(wave)).astype(np.int64)
     if source_size is None or (amount == size).all():
         data = wave.per_lane(load(wave, inst, frm(wave), size, "global"))

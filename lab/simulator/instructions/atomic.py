@@ -80,7 +80,8 @@ def add_flushed(a, b):
 
 
 def near_zero(a, b):
-    """May a sum of these be subnormal? It is a multiple of the last bit of the smallest number."""
+    """May a sum of these be subnormal?
+    It is a multiple of the last bit of the smallest number."""
     return any(((x != 0) & (np.abs(x) < 2.0**-102)).any() for x in (a, b))
 
 

@@ -138,8 +138,9 @@ def brev(inst, mods):
 
 @opcode("bfe")
 def bfe(inst, mods):
-    """Extract `length` bits from `start`. Above them comes zero, or for s32 and s64 the field's top
-    bit; bits beyond the end of a count as its top bit."""
+    """Extract `length` bits from `start`.
+    Above them comes zero, or for s32 and s64 the field's top bit; bits beyond the end of a count
+    as its top bit."""
     ptx_type = mods.type(*WORDS)
     dtype, bits = DTYPES[ptx_type], 8 * SIZES[ptx_type]
     a = source(inst.operands[1], ptx_type)
@@ -176,8 +177,8 @@ def bfi(inst, mods):
 
 
 def place_in(wave, inst, value, bits):
-    """A bit position or length: its low 8 bits count, says the manual, and at most `bits`. In the
-    64-bit forms NVIDIA's assembler takes them whole."""
+    """A bit position or length: its low 8 bits count, says the manual, and at most `bits`.
+    In the 64-bit forms NVIDIA's assembler takes them whole."""
     if bits == 64 and wave.per_lane(value > U32.type(0xFF)).any():
         raise wave.launch.error(
             inst, "unsupported", "a bit position or length above 255, where the PTX manual and "

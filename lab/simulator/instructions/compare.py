@@ -21,8 +21,8 @@ CHOSEN = (*BITS, *INTEGERS, "f32", "f64")
 
 
 def comparison(name, ptx_type):
-    """-> f(a, b), or None if the type has no such comparison. The forms with a u (equ, ltu, ...)
-    also hold if either is NaN, the others do not."""
+    """-> f(a, b), or None if the type has no such comparison.
+    The forms with a u (equ, ltu, ...) also hold if either is NaN, the others do not."""
     if not is_float(ptx_type):
         order = {"b": {}, "s": ORDER, "u": ORDER | UNSIGNED_ORDER}[ptx_type[0]]
         return (EQUAL | order).get(name)

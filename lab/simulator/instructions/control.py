@@ -125,8 +125,8 @@ CALL_OPERANDS = re.compile(
 
 @opcode("call", kind=CALL)
 def call(inst, mods):
-    """call (result), function, (arguments): the names are .param variables of the caller. The
-    function may be an address in a register; lanes with different ones part."""
+    """call (result), function, (arguments): the names are .param variables of the caller.
+    The function may be an address in a register; lanes with different ones part."""
     mods.flag("uni")
     match = CALL_OPERANDS.match(inst.operands[0])
     results, name, arguments, _ = match.groups()

@@ -70,8 +70,9 @@ def integer_to_integer(mods, to, frm):
 
 
 def float_to_integer(mods, to, frm):
-    """A value out of range goes to the nearest integer there is, so .sat changes nothing. NaN gives
-    0, or, where a double or a 64-bit integer is involved, the integer with only the top bit set."""
+    """A value out of range goes to the nearest integer there is, so .sat changes nothing.
+    NaN gives 0, or, where a double or a 64-bit integer is involved, the integer with only the
+    top bit set."""
     whole, ftz = TO_INTEGER[mods.need(*TO_INTEGER)], take_ftz(mods, frm)
     take_sat(mods, frm)
     target, limits = DTYPES[to], np.iinfo(DTYPES[to])

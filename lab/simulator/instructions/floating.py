@@ -85,9 +85,10 @@ LOW_BITS = U64.type(0x0FFFFFFF)
 
 
 def fma_f32(a, b, c):
-    """The product of two floats is exact in a double. The sum is rounded to 53 bits and then to 24,
-    which goes wrong only where the first rounding makes a tie: then its 28 low bits are zero. Those
-    of infinities and NaNs are, too."""
+    """The product of two floats is exact in a double.
+    The sum is rounded to 53 bits and then to 24, which goes wrong only where the first rounding
+    makes a tie: then its 28 low bits are zero.
+    Those of infinities and NaNs are, too."""
     total = rounded_twice(a, b, c)
     result = total.astype(F32)
     low_bits = total.view(U64)
@@ -165,7 +166,8 @@ def widen(value, base, ftz=False):
 
 
 def both_positive(name, a, b, c=None):
-    """Is neither addend negative? A sum of zero is -0 when rounding down, unless both are +0."""
+    """Is neither addend negative?
+    A sum of zero is -0 when rounding down, unless both are +0."""
     first = np.signbit(a) != np.signbit(b) if name == "fma" else np.signbit(a)
     second = {"add": lambda: np.signbit(b), "sub": lambda: ~np.signbit(b),
               "fma": lambda: np.signbit(c)}[name]()
@@ -205,7 +207,8 @@ def approximate_division(inst, mods):
 # ---- without rounding
 
 def extreme(name, base, ftz, nan, a, b):
-    """min and max. A NaN loses against a number, or wins with .NaN; -0 is less than +0."""
+    """min and max.
+    A NaN loses against a number, or wins with .NaN; -0 is less than +0."""
     if base == "bf16":
         a, b = (bf16_to_f32(value.view(U16)) for value in (a, b))
     else:
@@ -243,7 +246,8 @@ def copysign(inst, mods):
 
 @opcode("testp")
 def testp(inst, mods):
-    """What kind of number is it? Zero counts as normal, says the manual."""
+    """What kind of number is it?
+    Zero counts as normal, says the manual."""
     kind = mods.need("finite", "infinite", "number", "notanumber", "normal", "subnormal")
     ptx_type = mods.type("f32", "f64")
     a, write = source(inst.operands[1], ptx_type), destination(inst.operands[0], "pred")

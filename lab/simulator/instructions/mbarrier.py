@@ -39,7 +39,8 @@ def mbarrier(inst, mods):
 
 
 def take_space(mods):
-    """Is the address one within shared memory? Else it is generic."""
+    """Is the address one within shared memory?
+    Else it is generic."""
     return mods.flag("shared", "shared::cta")
 
 
@@ -53,7 +54,8 @@ def word(phase, expected, pending):
 
 
 class Barriers:
-    """The mbarriers of a wave. Their state is in shared memory; this is what else is known.
+    """The mbarriers of a wave.
+    Their state is in shared memory; this is what else is known.
 
     valid    which 8-byte words of all shared memory are mbarriers
     ended    word -> stamp of the race detector when its last phase ended
@@ -71,8 +73,9 @@ class Barriers:
         self.asked_by = np.zeros(wave.live.size, object)
 
     def ask_in_vain(self, wave, inst, lanes, words):
-        """Lanes go on to poll. If all that are not stuck elsewhere have done so for long without an
-        arrival, none will come."""
+        """Lanes go on to poll.
+        If all that are not stuck elsewhere have done so for long without an arrival, none will
+        come."""
         self.polls[lanes] += 1
         self.asked[lanes], self.asked_by[lanes] = words, inst
         if self.polls[lanes[0]] % POLLS == 0:

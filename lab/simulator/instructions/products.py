@@ -68,7 +68,8 @@ class Form:
         return total.astype(ACCUMULATOR[self.types[2]])
 
     def words(self, total, tall, wide):
-        """Accumulators -> fragments (tall · wide, r, W, 32). A NaN becomes the hardware's."""
+        """Accumulators -> fragments (tall · wide, r, W, 32).
+        A NaN becomes the hardware's."""
         ptx_type, places = self.types[2], self.places[2]
         if ptx_type in ("f16", "f32"):
             total = canonical(total)
@@ -110,7 +111,8 @@ class Operation:
 
 
 class Layer:
-    """Operations of one form by the whole wave. None needs another's result.
+    """Operations of one form by the whole wave.
+    None needs another's result.
 
     lefts, rights   distinct fragments of A and B; each is a tuple of arrays in registers
     starts          (i, j) -> accumulators: an Operation of an earlier layer, or a tuple of arrays
@@ -125,8 +127,8 @@ class Layer:
         self.total = self.fragments = None
 
     def takes(self, form, left, right, start):
-        """May the layer grow by this operation? It stays a full grid but for its last row or
-        column, so that little is computed in vain."""
+        """May the layer grow by this operation?
+        It stays a full grid but for its last row or column, so that little is computed in vain."""
         if self.form is not form or self.total is not None:
             return False
         if isinstance(start, Operation) and start.layer is self:
@@ -237,6 +239,7 @@ def issue(form, registers, shape, d, a, b, c):
 
 
 def fetch(registers, names):
-    """-> what identifies the fragment, and its arrays. They are never changed in place."""
+    """-> what identifies the fragment, and its arrays.
+    They are never changed in place."""
     arrays = tuple([registers[n] for n in names])
     return tuple(map(id, arrays)), arrays

@@ -45,7 +45,8 @@ def special_function(inst, mods):
 
 
 def rounded(name, ptx_type, mode, ftz):
-    """rcp and sqrt, rounded once. For float32 the double is good enough, see floating.EXACT."""
+    """rcp and sqrt, rounded once.
+    For float32 the double is good enough, see floating.EXACT."""
     if ptx_type == "f32" and mode == "rn" and not ftz:
         return lambda value: canonical(FUNCTIONS[name](value))
     if ptx_type == "f32":

@@ -1,4 +1,5 @@
-"""The benchmark behind make speed: its parts, and the record. No time is judged here."""
+"""The benchmark behind make speed: its parts, and the record.
+No time is judged here."""
 
 import importlib.util
 import json

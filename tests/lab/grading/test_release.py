@@ -196,7 +196,8 @@ def test_what_a_notebook_lacks_is_said(edition):
 
 
 def test_a_notebook_runs_although_answers_are_absent(edition):
-    """With right answers in its cells. Cells that need others are comments that name them."""
+    """With right answers in its cells.
+    Cells that need others are comments that name them."""
     cells = [cell for cell in json.loads((edition[0] / K01.notebook.relative_to(ROOT)).read_text(
         "utf-8"))["cells"] if cell["cell_type"] == "code"]
     last = "".join(cells[-1]["source"]).splitlines()

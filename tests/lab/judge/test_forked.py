@@ -40,7 +40,8 @@ def test_side_by_side_verdicts_are_those_of_one_grader(monkeypatch):
 
 
 class Known:
-    """A grader that is told what has passed. The first exercise ends after the second."""
+    """A grader that is told what has passed.
+    The first exercise ends after the second."""
 
     second = threading.Event()
 

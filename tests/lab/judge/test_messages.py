@@ -53,8 +53,8 @@ def test_numbers_that_only_look_alike(got, want):
 
 
 def test_a_mistake_that_gives_the_right_answer_explains_nothing():
-    """With a single row, say, "only the first row" is right. The very array of right answers stands
-    for a loss of digits."""
+    """With a single row, say, "only the first row" is right.
+    The very array of right answers stands for a loss of digits."""
     want, got = np.array([1.0, 2.0]), np.array([1.0, 2.0005])
     for mistake, told in ((want.copy(), False), (want, True)):
         with pytest.raises(AssertionError) as wrong:

@@ -358,7 +358,8 @@ def test_a_launch_says_which_capability_it_wants(tmp_path):
 
 
 def test_a_floor_gives_its_public_names_and_imports_only_what_is_asked_for():
-    """So a child starts in a tenth of the time. Python's own error tells of a missing name."""
+    """So a child starts in a tenth of the time.
+    Python's own error tells of a missing name."""
     lesson = course.find("k02_transpose")
     text = lesson.sources["python"] + textwrap.dedent('''
         def imported():

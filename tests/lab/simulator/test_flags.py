@@ -208,8 +208,8 @@ PASSED_ON = """extern "C" __global__ void k(int* flag, float* x, float* y) {
 
 
 def test_what_a_flag_tells_is_passed_on():
-    """Block b waits for b flags: it knows of all blocks before it, by flag after flag. Its other
-    threads know when they have met the one that waited."""
+    """Block b waits for b flags: it knows of all blocks before it, by flag after flag.
+    Its other threads know when they have met the one that waited."""
     def options(wait="b", meet="__syncthreads();", behind="-b"):
         return f"-DWAIT={wait}", f"-DMEET={meet}", f"-DBEHIND={behind}"
     for meet in ("__syncthreads();", "__syncwarp();"):

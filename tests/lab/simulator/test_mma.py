@@ -179,8 +179,8 @@ def two_of_four(rng, M, K):
 
 
 def manual_metadata(rng, places, selector):
-    """The metadata register of each lane, by the figures of the manual. Lanes that the selector
-    leaves out hold rubbish."""
+    """The metadata register of each lane, by the figures of the manual.
+    Lanes that the selector leaves out hold rubbish."""
     words = rng.integers(0, 2**32, 32, np.uint32)
     half = places.shape[1] // 4                             # 16 columns: 4 chunks of 4 bits
     for group in range(8):

@@ -51,8 +51,8 @@ def step(name, kind, space):
 
 
 def program(instruction, kind, space, returns, operands):
-    """Lane i applies the instruction to cell which[i]. In shared memory the cells are copied there
-    first and back at the end."""
+    """Lane i applies the instruction to cell which[i].
+    In shared memory the cells are copied there first and back at the end."""
     size = width(kind) // 8
     move = f"b{8 * size}"
     copy = f"""

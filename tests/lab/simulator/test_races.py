@@ -244,7 +244,8 @@ def test_warp_code_without_syncwarp(body, qualifier):
 @pytest.mark.parametrize("meet", ["v = __shfl_xor_sync(~0u, v, 1);",
                                   "v += __any_sync(~0u, v > 0);"])
 def test_a_shuffle_between_is_a_warning(meet):
-    """It makes the lanes meet but promises no order of memory. It does not concern other warps."""
+    """It makes the lanes meet but promises no order of memory.
+    It does not concern other warps."""
     source = """extern "C" __global__ void k(float* x) {
     __shared__ float s[64];
     int t = threadIdx.x;

@@ -115,7 +115,8 @@ def test_reinterpreted_tensor():
 
 
 class Backwards:
-    """A negative stride, which no torch tensor has. Triton takes anything with a data_ptr()."""
+    """A negative stride, which no torch tensor has.
+    Triton takes anything with a data_ptr()."""
 
     def __init__(self, tensor):
         self.tensor, self.dtype = tensor, tensor.dtype

@@ -1,4 +1,5 @@
-"""Triton kernels that several files of tests launch. Triton wants their source in a file."""
+"""Triton kernels that several files of tests launch.
+Triton wants their source in a file."""
 
 import triton
 import triton.language as tl

@@ -1,4 +1,5 @@
-"""layer2_graph.bench.decode_speed: its parts, and the record. No time is judged."""
+"""layer2_graph.bench.decode_speed: its parts, and the record.
+No time is judged."""
 
 import json
 from functools import partial

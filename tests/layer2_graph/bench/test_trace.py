@@ -19,8 +19,9 @@ def model():
 
 @pytest.fixture(scope="module")
 def served(model):
-    """(spans, requests, steps) of one run. Both requests come at once, long after it began: by how
-    many steps one is ahead, and whether both are awaited, must not depend on this machine's speed.
+    """(spans, requests, steps) of one run.
+    Both requests come at once, long after it began: by how many steps one is ahead, and whether
+    both are awaited, must not depend on this machine's speed.
     """
     ops, tokenizer = model.ops, Tokenizer(SMALL, model.config)
     with pytest.MonkeyPatch.context() as patch:

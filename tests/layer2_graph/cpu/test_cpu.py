@@ -132,7 +132,8 @@ raise SystemExit(os.waitpid(child, 0)[1])
 
 
 def test_a_forked_process_has_threads_of_its_own():
-    """Else it would wait for ever. In a process of its own: this one may have more threads."""
+    """Else it would wait for ever.
+    In a process of its own: this one may have more threads."""
     assert subprocess.run([sys.executable, "-c", FORKED], cwd=ROOT).returncode == 0
 
 
@@ -238,7 +239,8 @@ def test_paged_attention(agree, order, counts, lens):
 
 @pytest.mark.parametrize("short", [0, attention.SHORT])
 def test_many_that_decode(agree, monkeypatch, short):
-    """In batches of similar length. Slots without a token hold NaN and must not be read."""
+    """In batches of similar length.
+    Slots without a token hold NaN and must not be read."""
     monkeypatch.setattr(attention, "SHORT", short)
     seen, each = [], attention.attend_group
     monkeypatch.setattr(attention, "attend_group",

@@ -10,8 +10,10 @@ NUMBER = re.compile(r"-?\d+\.\d+")
 
 
 def test_the_record_comes_out_again():
-    """Text for text. The likeliest token leads by 0.1 of a logit or more, 10,000 times the
-    difference that machines' rounding makes. Log probabilities may differ a little."""
+    """Text for text.
+    The likeliest token leads by 0.1 of a logit or more, 10,000 times the difference that machines'
+    rounding makes.
+    Log probabilities may differ a little."""
     with serving() as address:
         found = write(talk(address))
     recorded = RECORD.read_text("utf-8")

@@ -100,7 +100,8 @@ def test_the_most_is_of_requests_that_were_served(run, url, tmp_path, monkeypatc
 
 
 def test_too_much_is_counted_as_failed(run, tmp_path):
-    """48 can run and wait; those beyond are refused, and told so. The engine begins after that."""
+    """48 can run and wait; those beyond are refused, and told so.
+    The engine begins after that."""
     trace = tmp_path / "trace.jsonl"
     trace.write_text("".join(json.dumps({"arrival": 0, "prompt": 3, "output": 200}) + "\n"
                              for _ in range(80)))
@@ -156,7 +157,8 @@ def test_case_33_one_token_has_no_tpot():
 
 
 def test_the_recorded_server_answers_in_60_ms_and_writes_ten_times_as_much_under_load():
-    """Then clients wait for seconds. The tests at light load have too few requests for a p99."""
+    """Then clients wait for seconds.
+    The tests at light load have too few requests for a p99."""
     path = Path(load.__file__).with_name("frontier.json")
     first, second, *_, last = [test for test in json.loads(path.read_text())["tests"]
                                if test["rate"]]

@@ -141,8 +141,8 @@ def test_metrics_of_each_worker(client):
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, None])
 def test_a_writer_that_is_killed_or_restarted_in_a_stream(client, alone, number):
-    """kill -9: another writes the same answer, and the client gets the rest of it. A restart waits
-    until the answer is over."""
+    """kill -9: another writes the same answer, and the client gets the rest of it.
+    A restart waits until the answer is over."""
     client.settled()
     pieces = client.stream(max_tokens=200)
     text = next(pieces)

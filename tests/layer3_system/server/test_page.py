@@ -229,7 +229,8 @@ def test_stop_ends_all_that_was_sent(site):
 
 
 def test_no_two_requests_look_the_same(site):
-    """Ten colours, then the same with stripes. A colour is free when its request is gone."""
+    """Ten colours, then the same with stripes.
+    A colour is free when its request is gone."""
     site.submit(*([token] * 9 for token in range(34)))
     swatches = ("return [...document.querySelectorAll('#requests canvas')]"
                 ".map(c => c.toDataURL())")

@@ -200,8 +200,8 @@ def test_a_thousand_connections_at_once():
 
 
 def test_a_thousand_connections_and_a_short_queue():
-    """Each gets its answer or a 429; no client waits for ever. The engine begins when all have been
-    taken or refused."""
+    """Each gets its answer or a 429; no client waits for ever.
+    The engine begins when all have been taken or refused."""
     model = Gated()
     with served(model, limits=Limits(queue=50), kind=let_through(model, 1000 - 82)) as server:
         found = many(server.port, {"model": NAME, "prompt": "hello", "max_tokens": 4}, 1000)

@@ -221,7 +221,8 @@ OWN_WORDS = {"answers may run or": "are on MY desk and", "request failed": "is M
 
 
 def desk_with(folder, *passed):
-    """A desk with right answers to all of s08, of which these passed. Two sentences are its own."""
+    """A desk with right answers to all of s08, of which these passed.
+    Two sentences are its own."""
     desk = Desk(folder)
     desk.prepare()
     desk.start(S08)

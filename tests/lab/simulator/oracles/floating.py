@@ -33,8 +33,9 @@ def arithmetic(name, kind, mode="rn", ftz=False, limit=""):
 
 
 def finish(exact, kind, mode="rn", ftz=False, limit=""):
-    """Saturate and round. What is subnormal before rounding counts as such: the assembler folds
-    mul.ftz.f32 0f00FFFFFF, 0f3F000000 to zero."""
+    """Saturate and round.
+    What is subnormal before rounding counts as such: the assembler folds mul.ftz.f32 0f00FFFFFF,
+    0f3F000000 to zero."""
     form = FORMATS[kind]
     if limit == "sat":                                      # -0 becomes +0, as the assembler has it
         if exact is None or exact[0] or exact[1] == 0:
@@ -99,7 +100,8 @@ def extreme(name, kind, ftz, nan):
 
 
 def sign_oracle(name, kind, ftz):
-    """neg and abs. The bits of a NaN that they give are unspecified."""
+    """neg and abs.
+    The bits of a NaN that they give are unspecified."""
     def oracle(bits):
         number = decode(bits, FORMATS[kind])
         if number is None:

@@ -55,7 +55,8 @@ def decode(bits, form):
 
 
 def encode(number, form, mode="rn"):
-    """Round once: rn to nearest even, rna to nearest away, rz to zero, rm down, rp up. No NaN."""
+    """Round once: rn to nearest even, rna to nearest away, rz to zero, rm down, rp up.
+    No NaN."""
     sign, m, e = number
     top = sign << (form.width - 1)
     if m is None:

@@ -84,8 +84,8 @@ for kind in ("u32", "s32"):
 
 
 def carry_cases():
-    """The carry is seen by adding it to zero, and comes from an instruction of its own. After
-    sub.cc addc sees the opposite of the borrow, as the assembler folds it."""
+    """The carry is seen by adding it to zero, and comes from an instruction of its own.
+    After sub.cc addc sees the opposite of the borrow, as the assembler folds it."""
     for kind in WORDS:
         w = width(kind)
         mask = (1 << w) - 1
