@@ -188,7 +188,7 @@ def llama_block(model, i, x, batch, cache):         # (T, C) -> (T, C)
 
     ops.rope takes model.cos, model.sin and batch.positions. Scores are multiplied by m.scale.
     cache.attend takes the layer's number and returns (T, H, D); layer.o takes (T, H·D).
-    There is no ops.add: write x = x + …. A copy of x would be work for nothing.
+    There is no ops.add: write x = x + …. Nothing here needs a copy of x.
     """
     m = model.config
     ops = model.ops
@@ -258,9 +258,9 @@ class Llama:
                     for a, w in ((q, layer.q_norm), (k, layer.k_norm)))
         return q, k, v
 
-    def linear(self, x: Tensor, matrix: tuple) -> Tensor:       # (T, C) -> (T, N)
+    def linear(self, x: Tensor, matrix: tuple) -> Tensor:       # (T, K) -> (T, M)
         weight, bias = matrix
-        y = self.ops.matmul(x, weight)                              # (T, N)
+        y = self.ops.matmul(x, weight)                              # (T, M)
         return y if bias is None else y + bias
 
 

@@ -172,7 +172,7 @@ class Scheduler:
         """Find pages for a running request's next n tokens, preempting the newest requests if
         needed. Returns n, or 0 if the request was itself preempted.
 
-        A request with guesses may get 1: its guesses are dropped first.
+        A request with a draft (s10) may get 1: its guesses are dropped first.
         """
         if n > 0 and request.draft and not self.reserve(request, n):
             request.draft = []          # guesses are not worth a preemption

@@ -153,7 +153,8 @@ def run_step(engine: "Engine") -> list[Output]:
 def end_request(engine: "Engine", request: Request, reason: str, error: str | None = None) -> None:
     """Finish a request in any state; a second call does nothing.
 
-    The answers in its own forks finish with it, for the same reason; request.forks may stay full.
+    The answers in its own forks finish with it, for the same reason; request.forks need not be
+    emptied.
     Each finished request gets status "finished", reason, error and finished_at = engine.clock(),
     and adds 1 to engine.finished.
     """

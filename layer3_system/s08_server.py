@@ -71,8 +71,8 @@ def to_params(fields: dict[str, Any], chat: bool, names: dict[str, str] | None =
     ApiError 400, naming the field, if one is wrong.
 
     None counts as absent. A chat without max_tokens may fill the context (None); a completion has
-    16 tokens, the default of SamplingParams. names: {our name: the client's} of fields that the
-    client calls differently, such as {"max_tokens": "max_completion_tokens"}; None: all have ours.
+    16 tokens, the default of SamplingParams. fields have the client's names; names: {our name: the
+    client's} where they differ, such as {"max_tokens": "max_completion_tokens"}; None: nowhere.
     SamplingParams(…) and within(params, limits) raise RequestError; raise refused(error, names)
     instead.
     """

@@ -70,11 +70,12 @@ class Subject:
             if error.kind != "endless" or self._reference is None:
                 raise
             inputs.restore(own, copies)
-            allowed = SLACK * self._reference()._steps(request, meta)
+            steps, seconds = self._reference()._effort(request, meta)
             inputs.restore(own, copies)
-            if allowed <= STEPS:
+            if SLACK * steps <= STEPS:
                 raise
-            launches, changed = parts(self._ask("launch", *request, allowed), 2)
+            launches, changed = parts(
+                self._ask("launch", *request, SLACK * steps, slow=lambda: seconds), 2)
         self._check_inputs(name, list(args), {}, (changed,),
                            lambda: ("launch", *request, STEPS * SLACK))
         inputs.copy_back(list(args), changed)
@@ -113,9 +114,12 @@ class Subject:
 
     # ---- what another Subject asks of the reference at a limit
 
-    def _steps(self, request, meta):
-        """Steps of the longest launch."""
-        return max(n["steps"] for n in self.launch(*request[:4], **meta).launches)
+    def _effort(self, request, meta):
+        """Steps of the longest launch, and the seconds of CPU that all take."""
+        self._prepare("launch", request)
+        before, _ = self._child.work()
+        launches = self.launch(*request[:4], **meta).launches
+        return max(n["steps"] for n in launches), self._child.work()[0] - before
 
     def _seconds(self, name, args, kwargs):
         """Seconds of CPU that a call takes: other work beside it does not lengthen them.

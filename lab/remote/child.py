@@ -210,6 +210,7 @@ class SubjectServer:
             text = f"{type(error).__name__} that cannot be printed"
             with contextlib.suppress(Exception):
                 text = str(error)
+        text = text.partition("\nException raised from ")[0]    # C++ frames of PyTorch's
         if type(error) is RuntimeError:         # of Triton's compiler, where it knows no line
             text = meaning(text)
         kind = getattr(error, "kind", None) if is_kernel_error(error) else None

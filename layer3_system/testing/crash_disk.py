@@ -152,12 +152,13 @@ class Crash:
     """`commit` of some ranks, in an order that a seed draws, and every disk that a stop leaves.
 
     data: of each rank.  files: on the disk before.  commit: the lesson's, or another
+    hasty: a rank that moves whenever it can
     log: [rank, operation, name] in order.  stops: after each operation, {"returned": ranks that
     did, "processes": the disk if all processes die, "power": the disks if the power fails}
     """
 
     def __init__(self, data: list[bytes], files: dict[str, bytes], step: int, seed: int,
-                 commit: Callable[..., None] | None = None) -> None:
+                 commit: Callable[..., None] | None = None, hasty: int | None = None) -> None:
         self.commit = s31_fault_tolerance.commit if commit is None else commit
         self.size = len(data)
         self.disk = Disk(files)
@@ -171,7 +172,7 @@ class Crash:
         self.ranks = [Rank(self, r) for r in range(self.size)]
         self.threads = [threading.Thread(target=self.run, args=(rank, step, data[rank.rank]),
                                          daemon=True) for rank in self.ranks]
-        self.play(random.Random(seed))
+        self.play(random.Random(seed), hasty)
 
     def run(self, rank: Rank, step: int, data: bytes) -> None:
         """One rank's thread."""
@@ -186,12 +187,13 @@ class Crash:
         finally:
             self.back.release()
 
-    def play(self, order: random.Random) -> None:
+    def play(self, order: random.Random, hasty: int | None) -> None:
         """Let one rank move at a time until all have ended, or none can move."""
         for thread in self.threads:
             thread.start()
         while ready := self.ready():
-            rank = order.choice(ready)
+            first = [rank for rank in ready if rank.rank == hasty]
+            rank = order.choice(first or ready)
             rank.go.release()
             self.back.acquire()
             self.stops.append({"returned": sorted(self.returned), "operations": len(self.log),
@@ -219,6 +221,7 @@ class Crash:
                 "errors": sorted([r, *error] for r, error in self.errors.items())}
 
 
-def crashes(data: list[bytes], files: dict[str, bytes], step: int, seed: int) -> dict[str, Any]:
+def crashes(data: list[bytes], files: dict[str, bytes], step: int, seed: int,
+            hasty: int | None = None) -> dict[str, Any]:
     """The report of a Crash."""
-    return Crash(data, files, step, seed).report()
+    return Crash(data, files, step, seed, hasty=hasty).report()

@@ -468,6 +468,32 @@ def test_a_phrase_is_found(text, mended):
     assert not PHRASES.search(mended)
 
 
+# A sentence that ends, and another that begins on the same line.
+TWO_SENTENCES = re.compile(r"[a-z0-9`)\]]{2}[.?!] +[A-Z`]")
+
+
+def crowded(text):
+    """The docstrings of a file, by their first lines, that begin with two sentences on a line."""
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(
+        node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)]
+    begun = [(ast.get_docstring(node) or "").partition("\n")[0] for node in nodes]
+    return [line for line in begun if TWO_SENTENCES.search(line)]
+
+
+def test_a_line_that_begins_a_docstring_has_one_sentence():
+    paths = [*FILES, *(ROOT / "tests").rglob("*.py")]
+    hits = [f"{path.relative_to(ROOT)}: {line}" for path in paths
+            for line in crowded(path.read_text("utf-8"))]
+    assert not hits, "\n".join(hits)
+
+
+@pytest.mark.parametrize("text, count", [
+    ('"""One. Two."""', 1), ('"""One.\nTwo. Three."""', 0), ('"""In 1.5 s, e.g. here."""', 0),
+    ('def f():\n    """Is it? It is."""\nclass C:\n    """What it is: `c`."""', 1)])
+def test_a_crowded_line_is_found(text, count):
+    assert len(crowded(text)) == count
+
+
 def test_the_text_speaks_of_itself_alone():
     """No path of somebody's machine, no package registry's host but PyTorch's in the Makefile."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True,

@@ -276,6 +276,10 @@ def test_add_grid_stride_cuda__each_element_once(subject, reference, agree, rng)
             f"some elements are added more than once. The step must be all threads in the grid, "
             f"not those of one block.")
         got = launch.sectors_per_request("load")
+        assert got >= 4, mistake(
+            "idle_threads", f"add_grid_stride_cuda: one load request touches {got:g} of the 4 "
+            f"sectors that the 32 threads of a warp need, so some threads add nothing. Each thread "
+            f"has an element of its own to start at: blockIdx.x * blockDim.x + threadIdx.x.")
         assert got == 4, mistake(
             "far_apart", f"add_grid_stride_cuda: one load request touches {got:g} sectors; 4 are "
             f"enough. Neighbouring threads should have neighbouring elements in each round: start "

@@ -317,7 +317,8 @@ def test_grouped_gemm_triton(subject, agree, rng, dtype):
     order, offsets = by_expert(experts, 4)
     x, w, weights, operands = case(rng, experts, 4, 37, dtype)
     with same_report("into_the_next", "Two programs make one row. A tile ends where its expert "
-                     "ends: the places from `end` on are the next expert's.", kind="race",
+                     "ends: the places from `end` on are the next expert's. And a program leaves "
+                     "an expert when p is past its last tile, not before.", kind="race",
                      array="y"), \
             same_report("slot_as_token", "Row slot // EACH of x is the slot's: EACH slots share a "
                         "token.", kind="out_of_bounds", array="x"):

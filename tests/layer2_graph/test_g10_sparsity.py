@@ -218,7 +218,7 @@ def chosen(bounds, table, N, S, budget, wrong=None):
     if wrong != "by_bound":
         pages.sort()
     pages += [P - 1] * (others < P)
-    rest = S if wrong == "full_last_page" else N - S * (P - 1)
+    rest = {"full_last_page": S, "empty_last_page": N % S}.get(wrong, N - S * (P - 1))
     return table[pages], S * (len(pages) - 1) + rest
 
 
@@ -230,6 +230,7 @@ CHOICES = {
     "by_bound": "pages stand in the order of their bounds, expected in the order they had",
     "later_of_equals": "of equal bounds the later page is taken, expected the earlier",
     "full_last_page": "the last page counts as full: its slots from N on hold nothing yet",
+    "empty_last_page": "a last page that is full counts as empty: N % S is 0 there",
 }
 
 

@@ -125,8 +125,9 @@ class Adam:
         self.m = b1 * self.m + (1 - b1) * g
         self.v = b2 * self.v + (1 - b2) * g * g
         c1, c2 = (1, 1) if self.wrong == "no_bias" else (1 - b1 ** t, 1 - b2 ** t)
-        root = np.sqrt(self.v / c2 + eps) if self.wrong == "eps_inside" else \
-            np.sqrt(self.v / c2) + eps
+        root = {"eps_inside": np.sqrt(self.v / c2 + eps),
+                "eps_grown": (np.sqrt(self.v) + eps) / np.sqrt(c2)}.get(
+                    self.wrong, np.sqrt(self.v / c2) + eps)
         if self.wrong == "decay_unscaled":
             self.w = self.w * (1 - decay)
         elif self.wrong not in ("l2_decay", "decay_last"):
@@ -144,6 +145,8 @@ WRONG = {"l2_decay": "decay is added to the gradient, and goes through both mean
          "no_bias": "the means are not divided by 1 - βᵗ: both began at 0 and are too small at "
                     "first",
          "eps_inside": "ε is under the root: it belongs beside it",
+         "eps_grown": "ε is added before the root is divided by that of 1 - βᵗ, so it counts many "
+                      "times in the first steps",
          "decay_unscaled": "the weight shrinks by decay itself: it shrinks at the rate's pace, by "
                            "lr · decay"}
 

@@ -80,6 +80,8 @@ def one_token(new, old, A, clip, wrong):
         return ratio * A, slope
     if wrong == "clip_alone":
         return held * A, slope if held == ratio else 0.0
+    if wrong == "ratio_first":
+        return min(ratio, held) * A, slope if ratio <= held else 0.0
     gain = (max if wrong == "max_for_min" else min)(ratio * A, held * A)
     return gain, slope if gain == ratio * A else 0.0
 
@@ -91,6 +93,8 @@ LOSSES = {
     "old_is_new": "the ratio is always 1: that the answers are old cannot be seen",
     "no_clip": "nothing holds the ratio: one update may go as far as it likes",
     "clip_alone": "there is no min: where ρ is 3 and A negative, nothing pushes it back",
+    "ratio_first": "the smaller ratio is taken, not the smaller product: for a negative A that is "
+                   "the larger one",
     "max_for_min": "of both products the larger one is taken: a bad answer looks better than it is",
     "padding": "the mean goes over B·T: what comes after an answer's end counts as tokens",
     "mean_of_means": "it is a mean of the answers' means: a token of a short answer counts more"}
