@@ -175,6 +175,8 @@ def mask_variants(automaton, path, state, texts, ends):
         "marks_and_empty": ("marks and tokens without bytes are allowed: they lead nowhere",
                             right | empty | none),
         "end_always": ("the answer may end in the middle of a text", right | end),
+        "end_by_bytes": ("an end is allowed for its bytes: it ends the answer, whatever they are",
+                         right | (end & alive)),
         "end_never": ("the answer can never end; where nothing may follow, no token is left",
                       right & ~end),
         "first_byte": ("only the first byte of a token was looked at", np.where(end, over, first)),
@@ -206,7 +208,7 @@ def check_mask(subject, pattern, automaton, state, path, ends):
 
 
 def test_token_mask(subject):
-    for pattern, ends in product(PATTERNS, ([1], [1, 27], [])):
+    for pattern, ends in product(PATTERNS, ([1], [1, 27], [1, 19], [])):
         automaton, paths = states_of(pattern)
         for state, path in paths.items():
             check_mask(subject, pattern, automaton, state, path, ends)
