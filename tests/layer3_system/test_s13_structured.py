@@ -156,10 +156,10 @@ def test_step_token__inside_a_character(subject):
 def mask_variants(automaton, path, state, texts, ends):
     """{id: (sentence, mask)}"""
     alive = [any(text.startswith(path + (t or b"")) for text in texts) for t in VOCABULARY]
-    right = np.array([bool(t) and ok for t, ok in zip(VOCABULARY, alive, strict=True)])
+    survive = np.array([bool(t) and ok for t, ok in zip(VOCABULARY, alive, strict=True)])
     over = path in texts
     end = np.isin(np.arange(len(VOCABULARY)), ends)
-    right = np.where(end, over, right)
+    right = np.where(end, over, survive)
     first = [bool(t) and any(text.startswith(path + t[:1]) for text in texts) for t in VOCABULARY]
     whole = [bool(t) and path + t in texts for t in VOCABULARY]
     replaced = [text.decode(errors="replace") for text in texts]
@@ -176,7 +176,7 @@ def mask_variants(automaton, path, state, texts, ends):
                             right | empty | none),
         "end_always": ("the answer may end in the middle of a text", right | end),
         "end_by_bytes": ("an end is allowed for its bytes: it ends the answer, whatever they are",
-                         right | (end & alive)),
+                         right | survive),
         "end_never": ("the answer can never end; where nothing may follow, no token is left",
                       right & ~end),
         "first_byte": ("only the first byte of a token was looked at", np.where(end, over, first)),
