@@ -14,7 +14,7 @@ from lab.terminal import MARKS, LessonWords, console, own_desk
 def submit(lessons: LessonWords = None,
            out: Annotated[Path | None, typer.Option(help="the file to write")] = None):
     """Pack what you wrote into one small zip to hand in.
-    All lessons if none is named."""
+    Without a name it packs all lessons."""
     from lab.grading import submit as submitting
 
     desk = own_desk()
@@ -94,7 +94,7 @@ def export(
         metavar="FILE.zip", help="an autograder for Gradescope")] = None,
 ):
     """Export lessons to another grader.
-    All of them if none is named."""
+    Without a name it exports all lessons."""
     if (nbgrader is None) == (gradescope is None):
         raise CourseError("export to what? `lab export --nbgrader DIR` or `lab export --gradescope "
                           "FILE.zip`")

@@ -176,9 +176,10 @@ def test_quantize_triton__tiny_numbers(subject, rng):
     want = np.abs(in_groups(x.astype(np.float64), 32)).max(-1) / TOP
     largest = np.abs(in_groups(decoded(q), 32)).max(-1)
     assert np.allclose(scales, want, rtol=1e-5, atol=0) and (largest == TOP).all(), mistake(
-        "least_scale", f"quantize_triton, rows of about 1e-12, 1e-16, 1e-20, 1e-26: scales "
-        f"{scales[:, 0].tolist()}, expected {want[:, 0].tolist()}; only a group of zeros needs "
-        f"another divisor than its own scale")
+        "least_scale", f"quantize_triton, rows of about 1e-12, 1e-16, 1e-20 and 1e-26: the scales "
+        f"of their first groups are {', '.join(f'{s:.3g}' for s in scales[:, 0])}, expected "
+        f"{', '.join(f'{s:.3g}' for s in want[:, 0])}. Only a group of zeros needs another divisor "
+        f"than its own scale", "only a group of zeros needs another divisor than its own scale")
 
 
 def test_quantize_triton__work(subject, reference, rng):
