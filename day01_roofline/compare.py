@@ -19,14 +19,16 @@ def measure_side_by_side(families, limit=8, device=None):
 
     families: {family: (FLOPs, bytes that must move, {way: function without arguments})}. A fourth
     item where arithmetic may decide: the torch dtype whose matmul is the roof, by the library and
-    in the same run. For a way that must move other bytes than its family: (its bytes, its
-    function). For one of THEIRS that cannot do this work: the reason, as a string.
+    in the same run.
+    For a way that must move other bytes than its family: (its bytes, its function).
+    For one of THEIRS that cannot do this work: the reason, as a string.
     limit: seconds, as for `measure`    device: the GPU if None
 
     -> {"copy": row, "read": row, "matmul of float16": row, "family: way": row, …}, rows of
-    lab.measure.bench. Each has its shares of the roofs, and its speed over that of the BASELINES in
-    its family. If one of THEIRS raises, its row says so; if one of the course's own ways raises, so
-    does this call.
+    lab.measure.bench.
+    Each has its shares of the roofs, and its speed over that of the BASELINES in its family.
+    If one of THEIRS raises, its row says so; if one of the course's own ways raises, so does this
+    call.
     """
     device = device or Gpu()
     jobs = {}

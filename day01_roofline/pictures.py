@@ -258,7 +258,8 @@ def panels(title, groups, x, y, log=True):
 def llama_layer(m):
     """One layer of a Llama, and how many numbers of one token flow through it.
 
-    m: its shape, a Llama of r03. Boxes with weights are blue, with the two sides of their matrix
+    m: its shape, a Llama of r03.
+    Boxes with weights are blue, with the two sides of their matrix
     """
     import matplotlib.pyplot as plt
     from matplotlib.patches import Rectangle

@@ -1,6 +1,7 @@
 """r01 · The roofline: rate = min(peak, intensity · bandwidth)
 
-A kernel does FLOPs and moves bytes. The machine has a speed limit for each; the lower one decides.
+A kernel does FLOPs and moves bytes.
+The machine has a speed limit for each; the lower one decides.
 n: elements   M N K: matmul sizes   R C: rows and columns   itemsize: bytes of one number
 """
 

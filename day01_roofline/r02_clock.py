@@ -136,9 +136,8 @@ class Job:
 def copy_job(device):
     """The Job "copy", which copies one array of `device.large` bytes into another.
 
-    Bytes are counted as in STREAM (McCalpin 1995): those that the program reads plus those that it
-    writes. A CPU may also read a line before it overwrites it (write-allocate). The copy does not
-    need that, so it does not count.
+    Bytes count as in STREAM (McCalpin 1995): those that the program reads and those that it writes.
+    A CPU may also read a line before it overwrites it (write-allocate); no copy needs that.
     """
     # exercise: make two arrays of n numbers; then the Job whose run calls device.copy(to, from)
     n = device.large // device.itemsize
@@ -394,7 +393,7 @@ def predict_rate_without_synchronise():
 def predict_utilisation():
     """Your guess: the utilisation, in percent, that nvidia-smi shows.
 
-    A kernel runs for 90 ms of every 100 ms and uses 1 of the GPU's 132 cores. The others are idle.
+    A kernel runs for 90 ms of every 100 ms and uses 1 of the GPU's 132 cores; the others are idle.
     """
     # exercise: what does it count: cores, or time?
     return 90

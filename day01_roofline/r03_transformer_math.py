@@ -3,7 +3,8 @@
 B: sequences   T: new tokens of each in this step   N: context of each, the new tokens included
 L: layers   C: model width   H: query heads   G: key and value heads   D: head width
 F: mlp width   V: vocabulary   itemsize: bytes of one number
-A weight does 2 FLOPs per token but is read once per step. Prefill: T = N. Decode: T = 1.
+A weight does 2 FLOPs per token but is read once per step.
+Prefill: T = N. Decode: T = 1.
 """
 
 import math
@@ -63,7 +64,8 @@ def layer_matrices(m):
 def count_parameters(m):
     """{part: number of parameters} of the whole model.
 
-    Keys: embedding qkv out gate_up down norms lm_head. A norm has C parameters.
+    Keys: embedding qkv out gate_up down norms lm_head.
+    A norm has C parameters.
     """
     # exercise: a matrix that turns n numbers into k has n · k parameters; each layer has its own
     count = {name: m.L * n * k for name, (n, k) in layer_matrices(m).items()}
@@ -96,8 +98,8 @@ def kv_bytes_per_token(m, itemsize):
 def count_bytes(m, B, T, N, itemsize):
     """{operation: (weights, activations, cache)}, the bytes that it moves in one step.
 
-    Arguments as in count_flops. Keys: OPERATIONS. Each operation is a kernel of its own; everything
-    it needs travels once.
+    Arguments as in count_flops.
+    Keys: OPERATIONS. Each operation is a kernel of its own; everything it needs travels once.
     """
     # exercise: weights once a step; activations for each new token; the cache of each sequence
     tokens = m.L * B * T * itemsize
@@ -139,7 +141,8 @@ def count_conv(B, height, width, inputs, outputs, side, groups, itemsize):
 
     inputs, outputs: channels   side: width of the square filter   groups: each output channel is
     computed from inputs / groups channels; 1 is a full convolution, groups = inputs = outputs a
-    depthwise one. Positions in the padding count as work.
+    depthwise one.
+    Positions in the padding count as work.
     """
     if inputs % groups or outputs % groups:
         raise ValueError(f"count_conv: {inputs} input and {outputs} output channels do not divide "

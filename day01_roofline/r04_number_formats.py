@@ -3,9 +3,10 @@
 A float is sign, exponent field e (E bits), mantissa field m (M bits). bias = 2^(E-1) - 1.
     e > 0:  ± (1 + m / 2^M) · 2^(e - bias)          normal
     e = 0:  ± (0 + m / 2^M) · 2^(1 - bias)          subnormal
-A number's code is these fields side by side, read as an integer. An integer format stores q and
-means q · scale. A memory-bound kernel takes time in proportion to the bits; this lesson counts what
-fewer bits cost in accuracy.
+A number's code is these fields side by side, read as an integer.
+An integer format stores q and means q · scale.
+A memory-bound kernel takes time in proportion to the bits; this lesson counts what fewer bits cost
+in accuracy.
 """
 
 from dataclasses import dataclass
@@ -123,8 +124,8 @@ def spacing(f, x):
 def nearest_code(f, x):
     """The codes of the numbers nearest to x >= 0; in a tie, the even code.
 
-    x: float64 of any shape. Where x is too large, the code is what it would be if the exponents
-    continued, above f.top.
+    x: float64 of any shape.
+    Where x is too large, the code is what it would be if the exponents continued, above f.top.
     """
     bits = np.asarray(x, np.float64).view(np.int64)
     exponent = (bits >> 52) - 1023                      # float64 has E = 11, M = 52
@@ -141,8 +142,8 @@ def encode(f, x, saturate=False):
     """Codes, int64, of f's numbers nearest to x, ties to even. x: float64 of any shape.
 
     A number that rounds beyond the largest one becomes inf; NaN if f has no inf; the largest number
-    if f has neither, or with `saturate` (like PTX's .satfinite). ValueError if x holds a NaN and f
-    has none.
+    if f has neither, or with `saturate` (like PTX's .satfinite).
+    ValueError if x holds a NaN and f has none.
     """
     x = np.asarray(x, np.float64)
     if f.nan is None and np.isnan(x).any():
@@ -174,7 +175,8 @@ def predict_error_bound(M):
 def predict_lost():
     """(inf, zero): how many of the 4,096 products 2^i · 2^j become inf in fp16, how many become 0.
 
-    i and j run from -32 to 31. The product is exact before it is rounded, once.
+    i and j run from -32 to 31.
+    The product is exact before it is rounded, once.
     """
     # exercise: which i + j overflow, and which become 0? Then count the pairs
     pairs = [i + j for i in range(-32, 32) for j in range(-32, 32)]
@@ -287,7 +289,8 @@ def to_mxfp4(x):
     """(K,) -> e2m1 codes (K/32, 32), e8m0 codes (K/32,): bytes c that stand for 2^(c - 127).
 
     OCP Microscaling 1.0, 6.3: the scale's exponent is that of the largest |x| less 2, e2m1's own
-    largest exponent; what is then above 6 saturates. A block of zeros gets c = 0.
+    largest exponent; what is then above 6 saturates.
+    A block of zeros gets c = 0.
     """
     rows = blocks("to_mxfp4", x, 32)
     top = np.abs(rows).max(-1)
@@ -337,7 +340,8 @@ def dot(a, b, inputs, sums):
     """Sums over K of a · b, (R, K) -> (R, K): every running sum, as a matmul makes them.
 
     inputs: Float that a and b are rounded to; their products are exact   sums: Float that the sum
-    is rounded to after each addition, one product at a time. A tensor core adds several at a time.
+    is rounded to after each addition, one product at a time.
+    A tensor core adds several at a time.
     """
     products = round_to(inputs, a) * round_to(inputs, b)
     total = np.zeros(len(a))

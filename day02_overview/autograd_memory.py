@@ -1,7 +1,8 @@
 """A Llama of torch modules in which training can be counted, to check o04's formulas.
 
-Positions are left out: they change no count. `book` attention keeps the scores, as a textbook
-writes it; the other kind is PyTorch's fused one, which keeps one number for each query and head.
+Positions are left out: they change no count.
+`book` attention keeps the scores, as a textbook writes it; the other kind is PyTorch's fused one,
+which keeps one number for each query and head.
 """
 
 import math

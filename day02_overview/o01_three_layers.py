@@ -1,6 +1,7 @@
 """o01 · The three-storey building: every nanosecond of serving belongs to one floor
 
-A span is a stretch of time with a name: [begin, end), in ns. Spans nest: a call and what it calls.
+A span is a stretch of time with a name: [begin, end), in ns.
+Spans nest: a call and what it calls.
 kernel: inside one operation   graph: the model's code between operations
 system: the serving code around the model   idle: there is no request
 TTFT: time to first token   TPOT: time per output token   TPS: tokens per second
@@ -86,8 +87,8 @@ def predict_floor():
 def time_by_floor(spans):
     """{floor: ns} with the keys FLOORS. Each nanosecond counts once, for its innermost span.
 
-    spans: [Span] in order of beginning, an outer span before those inside it. Two spans either nest
-    or do not overlap; one may begin in the nanosecond in which another ends.
+    spans: [Span] in order of beginning, an outer span before those inside it.
+    Two spans either nest or do not overlap; one may begin in the nanosecond in which another ends.
     """
     time = dict.fromkeys(FLOORS, 0)
     running = []                # the spans still open, the innermost last
@@ -126,8 +127,8 @@ def roof_shares(spans, peak, bandwidth):
 def latencies(request):
     """(TTFT, TPOT) in seconds; TPOT is None if there is only one token.
 
-    TTFT counts from the arrival, so it includes waiting. TPOT is the mean time from one token to
-    the next; the time to the first token is not part of it.
+    TTFT counts from the arrival, so it includes waiting.
+    TPOT is the mean time from one token to the next; the time to the first token is not part of it.
     """
     # exercise: how many gaps are there between n tokens?
     first = request.sent[0]
@@ -196,7 +197,8 @@ def perfetto(trace):
     """The trace for ui.perfetto.dev, as a dict to be written with json.dump.
 
     Source: "Trace Event Format", the Chromium project. ph X is a whole span, ts and dur are in µs;
-    ph M gives a row its name. Spans of a row nest.
+    ph M gives a row its name.
+    Spans of a row nest.
     """
     rows = {"serving": trace.spans} | {f"request {r.name}": journey(trace, r)
                                        for r in trace.requests}

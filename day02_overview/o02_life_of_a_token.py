@@ -2,11 +2,12 @@
 
 T: tokens in this step   N: context, all tokens so far, these included   V: vocabulary   L: layers
 C: model width   H: query heads   G: key and value heads   D: head width   F: mlp width
-A step reads every weight once and does 2 FLOPs with it for each of its T tokens. With one token
-that is 2 FLOPs for 4 bytes in fp32, or 1 FLOP per byte in fp16: memory is the limit.
+A step reads every weight once and does 2 FLOPs with it for each of its T tokens.
+With one token that is 2 FLOPs for 4 bytes in fp32, or 1 FLOP per byte in fp16: memory is the limit.
 
-The model calls its operations through a table. Here they are plain NumPy, the oracle of all later
-floors, which put their kernels into the table. The model does not change.
+The model calls its operations through a table.
+Here they are plain NumPy, the oracle of all later floors, which put their kernels into the table.
+The model does not change.
 """
 
 import json
@@ -82,8 +83,9 @@ def softmax(x):                                 # (..., C) -> (..., C)
 def attention(q, k, v, scale, softmax=softmax):     # (T, H, D), (N, G, D), (N, G, D) -> (T, H, D)
     """For each query, the weighted sum of the values up to its own token.
 
-    The T queries belong to the last T of the N tokens. Query head h uses the keys and values of
-    head h // (H // G). softmax: the function that turns scores into weights, over the last axis.
+    The T queries belong to the last T of the N tokens.
+    Query head h uses the keys and values of head h // (H // G). softmax: the function that turns
+    scores into weights, over the last axis.
     The result has the dtype of q, k and v.
     """
     (T, H, D), (N, G, _) = q.shape, k.shape
@@ -174,8 +176,8 @@ class Cache:
 def block(model, layer, x, keys, values, positions, ops):       # (T, C) -> (T, C)
     """One layer: attention is added to x, then the MLP. x itself stays unchanged.
 
-    keys, values (room, G, D): this layer's cache. Its rows before positions[0] are filled; this
-    function writes those at `positions`.
+    keys, values (room, G, D): this layer's cache.
+    Its rows before positions[0] are filled; this function writes those at `positions`.
     """
     T = len(x)
     D = model.D
@@ -209,8 +211,9 @@ def next_token(logits, temperature, u):         # (V,) -> int
     """The token of the largest logit at temperature 0; else drawn from softmax(logits/temperature).
 
     u: a random number, 0 <= u < 1. In the order of the tokens, each owns a part of [0, 1) whose
-    length is its probability; the part that contains u decides. Use float64. Even then the last
-    sum may be below 1; a u that no sum exceeds draws the last token.
+    length is its probability; the part that contains u decides.
+    Use float64.
+    Even then the last sum may be below 1; a u that no sum exceeds draws the last token.
     """
     # exercise: at temperature 0 the largest; else softmax, running sums, the first greater than u
     if temperature == 0:
@@ -261,7 +264,8 @@ def load_nano(dtype=np.float32):
     """The nano Llama of this course.
     It knows nano/sentences.txt by heart and nothing else.
 
-    dtype: of the weights, and so of everything computed from them. They were saved in fp16.
+    dtype: of the weights, and so of everything computed from them.
+    They were saved in fp16.
     """
     m = json.loads((NANO / "config.json").read_text("utf-8"))
     with np.load(NANO / "weights.npz") as file:

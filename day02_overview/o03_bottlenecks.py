@@ -2,8 +2,10 @@
 From a timeline to a floor, a cause and a remedy
 
 A profile lists what each rank (a device and its host) did in `wall` seconds, as spans
-(`profiles.Span`). Are the devices busy? If not, what do they wait for? If so, how far are they from
-their roof, and which bytes do they move?
+(`profiles.Span`).
+Are the devices busy?
+If not, what do they wait for?
+If so, how far are they from their roof, and which bytes do they move?
 """
 
 from day02_overview.profiles import CAUSES, last_arrivals, pieces
@@ -89,12 +91,12 @@ def diagnose(profile):
     """(floor, cause), with the floor from CAUSES. The first rule that holds:
 
     1. The ranks are busy for less than BUSY of their time: the cause of the largest loss (input:
-       starved, host: launch-bound, rank: imbalanced, wire: communication-bound). In a tie, the
-       first in WHATS. Time without any span counts as host.
+       starved, host: launch-bound, rank: imbalanced, wire: communication-bound).
+       In a tie, the first in WHATS. Time without any span counts as host.
     2. The sum of the kernels' least seconds is below FAR of the busy seconds: far from its roof.
     3. At the roofs, all kernels' bytes together take longer than all their FLOPs, and at least half
-       of these bytes are weights (unbatched) or lie between kernels (unfused). If both, the larger;
-       in a tie, unbatched.
+       of these bytes are weights (unbatched) or lie between kernels (unfused).
+       If both, the larger; in a tie, unbatched.
     4. Otherwise: at its roof.
     """
     seconds = where_time_goes(profile)
@@ -144,22 +146,25 @@ def choose_remedies():
     Which remedy would you try first?
 
     1  A model of 135M parameters decodes for one user, who wants tokens sooner. nvidia-smi: 100 %.
-       Bandwidth: 8 % of the roof. Each kernel takes 3 µs, and one starts every 12 µs.
+       Bandwidth: 8 % of the roof.
+       Each kernel takes 3 µs, and one starts every 12 µs.
        a  more users a step     b  a CUDA graph     c  weights in 4 bits
-    2  Training. nvidia-smi: 100 %, MFU: 30 %. No gaps between kernels. For 35 % of the time matmuls
-       run at 85 % of the peak. The rest goes to norms, activations and masks, at 80 % of the
-       bandwidth.
+    2  Training. nvidia-smi: 100 %, MFU: 30 %. No gaps between kernels.
+       For 35 % of the time matmuls run at 85 % of the peak.
+       The rest goes to norms, activations and masks, at 80 % of the bandwidth.
        a  more loader processes     b  twice the batch     c  fuse everything that is not a matmul
-    3  A mixture of experts on 8 ranks. In each step, seven ranks spend 4 ms in all_to_all and one
-       spends 0.3 ms. That one computes for 5 ms, the others for 1.3 ms.
+    3  A mixture of experts on 8 ranks.
+       In each step, seven ranks spend 4 ms in all_to_all and one spends 0.3 ms.
+       That one computes for 5 ms, the others for 1.3 ms.
        a  a second copy of its busiest expert on another rank     b  a faster network
        c  a faster matmul
-    4  A server with a good TTFT (time to the first token). Whenever a prompt of 30,000 tokens
-       comes, all running replies stop for 0.8 s.
+    4  A server with a good TTFT (time to the first token).
+       Whenever a prompt of 30,000 tokens comes, all running replies stop for 0.8 s.
        a  process the prompt in chunks, together with decoding
        b  let the prompt wait until the replies are finished     c  a larger KV cache
     5  Replies have 10 to 1,000 tokens. 32 requests start together; the next 32 start when all are
-       finished. At the end of each round, only two or three are left.
+       finished.
+       At the end of each round, only two or three are left.
        a  64 requests a round     b  a CUDA graph     c  admit a new request as soon as one finishes
     6  Decoding with each matrix split over 8 GPUs (TP = 8), four in each of two machines.
        all_reduce takes 60 % of a step, and all ranks enter it at the same time.

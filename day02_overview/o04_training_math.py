@@ -28,7 +28,8 @@ def state_bytes(parameters, W=1, stage=0):
     """Bytes of weights, gradients and optimiser on each of W ranks, without activations.
 
     stage: ZeRO's. 0: every rank holds everything; 1: the optimiser's part is sharded; 2: the
-    gradients too; 3: the weights too. A shard is rounded up to whole parameters.
+    gradients too; 3: the weights too.
+    A shard is rounded up to whole parameters.
     """
     # exercise: a sharded part has 1/W of the parameters on this rank; MIXED has the bytes
     shard = -(-parameters // W)
@@ -118,10 +119,12 @@ def step_bytes(way, m, B, T, W, itemsize):
 def more_bytes(way, m, B, T, W, itemsize, met=2):
     """Bytes that a rank sends in a training step by two more ways, besides the sum of gradients.
 
-    ep: each of W ranks holds 1/W of every layer's experts and has B sequences of its own. A token
-    goes to `met` experts and comes back, in forward and in backward; all are met equally often.
-    cp: each holds T/W of the tokens of the same B sequences. Keys and values go around the ring in
-    forward and again in backward, and there their gradients as well.
+    ep: each of W ranks holds 1/W of every layer's experts and has B sequences of its own.
+    A token goes to `met` experts and comes back, in forward and in backward; all are met equally
+    often.
+    cp: each holds T/W of the tokens of the same B sequences.
+    Keys and values go around the ring in forward and again in backward, and there their gradients
+    as well.
     """
     sent = met * itemsize * B * T * m.C * (W - 1) / W               # of its tokens, to other ranks
     keys_values = itemsize * B * T * 2 * m.G * m.D                  # of one layer, all tokens
@@ -145,7 +148,7 @@ def rounds(way, m, W):
 
 def predict_cheapest_way():
     """Which sends fewer bytes per rank and step, "dp" or "tp"? Llama-3.1-8B, 8 ranks, 16-bit
-    numbers, sequences of 8,192 tokens. Under dp each rank has one; under tp all ranks work on the
-    same eight."""
+    numbers, sequences of 8,192 tokens.
+    Under dp each rank has one; under tp all ranks work on the same eight."""
     # exercise: 16 GB of gradients once, or hidden states of 65,536 tokens 4 · 32 times
     return "dp"

@@ -3,8 +3,8 @@
 N: parameters   D: training tokens, each used once   loss: nats per token, on held-out text
 E: the loss that no model gets below   A, a, B, b: the other constants of a law   log: to base e
 theta: (log E, log A, log B, a, b)
-A training run takes about 6·N·D FLOPs: per weight and token 2 forward and 4 backward. So a law
-predicts what a budget will buy before it is spent.
+A training run takes about 6·N·D FLOPs: per weight and token 2 forward and 4 backward.
+So a law predicts what a budget will buy before it is spent.
 """
 
 import json
@@ -68,9 +68,9 @@ def chinchilla(theta, N, D):
 def rosenfeld(theta, N, D):
     """The log of the same sum s, limited by a ceiling c: s · c / sqrt(s² + c²).
 
-    Rosenfeld et al. 2020. c is the loss of guessing. If s is much larger, the loss is about c; if
-    it is much smaller, about s. (The paper has one more constant, for where the curve bends; it can
-    be scaled away.)
+    Rosenfeld et al. 2020. c is the loss of guessing.
+    If s is much larger, the loss is about c; if it is much smaller, about s. (The paper has one
+    more constant, for where the curve bends; it can be scaled away.)
     """
     s = chinchilla(theta, N, D)
     return s - np.logaddexp(0, 2 * (s - LOG_CEILING)) / 2

@@ -5,7 +5,8 @@ L C H G D F V: r03's letters; its `LlamaShape` here describes the parameters tha
 experts: MLPs in every second layer; a token uses one of them, so 1 means a dense model
 law: o05's, of the form loss = E + A / N^a + B / tokens^b, in nats a token
 Rates are from data sheets, all arithmetic runs at the same share of the peak, and communication
-never overlaps arithmetic. So a plan is an estimate, not a measurement.
+never overlaps arithmetic.
+So a plan is an estimate, not a measurement.
 """
 
 import math
@@ -93,7 +94,8 @@ def lifetime_split(law, flops, served):
     """(N, tokens) with the lowest loss, if one budget pays for training and serving.
 
     flops: 6 · N · tokens + 2 · N · served    served: all tokens served in the model's life
-    With served = 0 this is o05's best_split. Sardana et al. 2023 count both as well.
+    With served = 0 this is o05's best_split.
+    Sardana et al. 2023 count both as well.
     """
     if flops <= 0 or served < 0:
         raise ValueError(f"lifetime_split: expected flops > 0 and served >= 0, got {flops:g} and "
@@ -222,8 +224,8 @@ def step_seconds(budget, m, experts, recipe):
     arithmetic: o04's FLOPs of the whole batch, on W ranks at mfu · peak each
     tp: its bytes for every micro-batch, at `inside`; with recomputation, half as much again
     dp: 16-bit gradients of the rank's slice with all experts, summed once per step; at stage 3,
-    instead, two gathers of the weights and a scatter of the gradients for every micro-batch. At
-    `across`, even inside one machine
+    instead, two gathers of the weights and a scatter of the gradients for every micro-batch.
+    At `across`, even inside one machine
     """
     dp = budget.W // recipe.tp
     times = micro_batches(budget, recipe)
@@ -276,7 +278,8 @@ def recipes(budget, m):
     """Every recipe that divides evenly, with tp inside a machine of eight.
 
     Stage 0 is left out because it sends as much as stage 1 and stores more; stage 2 to keep the
-    search short. Real systems copy key and value heads if tp is more than G; here tp divides G.
+    search short.
+    Real systems copy key and value heads if tp is more than G; here tp divides G.
     """
     return [Recipe(stage, B, again, tp)
             for tp, B, stage, again in product((1, 2, 4, 8), (1, 2, 4, 8), (1, 3), (False, True))
@@ -290,7 +293,8 @@ def recipes(budget, m):
 def design(budget):
     """The Design without `violations` that has the lowest loss predicted by HOFFMANN.
 
-    With experts, N is `effective_parameters` of the active ones. ValueError if nothing fits.
+    With experts, N is `effective_parameters` of the active ones.
+    ValueError if nothing fits.
     """
     best = None
     least = math.inf

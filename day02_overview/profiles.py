@@ -87,7 +87,8 @@ def pieces(profile, rank):
     """[(start, end, {kind: Span})]: a rank's time, cut wherever something starts or ends.
 
     The cuts are where one of its spans starts or ends, and where the last rank enters a collective.
-    The pieces follow each other from 0 to wall. In a piece with {} nothing runs.
+    The pieces follow each other from 0 to wall.
+    In a piece with {} nothing runs.
     """
     mine = sorted((s for s in profile.spans if s.rank == rank), key=lambda s: s.start)
     edges = sorted({0.0, profile.wall, *(t for s in mine for t in (s.start, s.end)),
@@ -108,11 +109,12 @@ def pieces(profile, rank):
 def model(cause, draw, steps=3):
     """A made-up Profile with one `cause`. draw: random.Random
 
-    Four H100s (r01's table; one if the cause needs no other rank) do `steps` steps. In each, a rank
-    waits for input, launches kernels that take 1 ms together, and enters a collective, one after
-    the other. The cause costs 2 to 6 times as long as the kernels, every other reason at most 4 %.
-    imbalanced: the last rank has 4 to 8 times the work. Kernels reach 50 to 90 % of their roof; 5
-    to 15 % if the cause is that they are far from it.
+    Four H100s (r01's table; one if the cause needs no other rank) do `steps` steps.
+    In each, a rank waits for input, launches kernels that take 1 ms together, and enters a
+    collective, one after the other.
+    The cause costs 2 to 6 times as long as the kernels, every other reason at most 4 %.
+    imbalanced: the last rank has 4 to 8 times the work.
+    Kernels reach 50 to 90 % of their roof; 5 to 15 % if the cause is that they are far from it.
     """
     ranks = 4 if cause in ("imbalanced", "communication-bound") else 1
     much = draw.uniform(2, 6)

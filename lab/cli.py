@@ -305,7 +305,8 @@ if not course.edition():
 
 def first_line(entry):
     """A command's help: the first paragraph of the docstring of the function with its name, read
-    from the file. A module outside the course is only named."""
+    from the file.
+    A module outside the course is only named."""
     file = course.ROOT / f"{entry.module.replace('.', '/')}.py"
     for node in ast.parse(file.read_text("utf-8")).body if file.exists() else ():
         if isinstance(node, ast.FunctionDef) and node.name == entry.name:

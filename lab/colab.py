@@ -1,7 +1,8 @@
 """The course in a notebook on Google Colab: the first cell of each notebook runs this there.
 
 Packages that Colab has stay where the course can run on them, torch above all; the rest comes as
-tested. Then `lab doctor` says what runs, and the lesson lies on a desk, in three-floors/work.
+tested.
+Then `lab doctor` says what runs, and the lesson lies on a desk, in three-floors/work.
 """
 
 import importlib

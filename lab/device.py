@@ -34,7 +34,8 @@ def child_environment(root=ROOT, environment=None):
 
 def settings():
     """The part of the environment that decides what a process of the course does, but for what
-    `child_environment` adds. No secret is in it, nor what differs between two terminals."""
+    `child_environment` adds.
+    No secret is in it, nor what differs between two terminals."""
     return {name: value for name, value in sorted(os.environ.items())
             if SETTINGS.fullmatch(name) and name not in ("PYTHONPATH", *FOR_CHILDREN)}
 
@@ -152,7 +153,8 @@ def quota():
 
 def free_memory():
     """Bytes that this process and its children may yet take: of the machine's memory and of the
-    control group's; infinite where the system does not say. Cached files make room."""
+    control group's; infinite where the system does not say.
+    Cached files make room."""
     rooms = [math.inf]
     if MEMORY_FACTS.exists():
         kib = re.search(r"^MemAvailable: *(\d+) kB$", MEMORY_FACTS.read_text(), re.M)

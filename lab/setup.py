@@ -1,7 +1,8 @@
 """Set the course up in .venv with the tested versions. make runs it before anything else.
 
 It runs on the system's Python with nothing installed, so it imports the standard library and
-nothing else of lab. Whatever is missing ends in one line that names the fix, and exit code 2.
+nothing else of lab.
+Whatever is missing ends in one line that names the fix, and exit code 2.
 """
 
 import argparse

@@ -20,7 +20,8 @@ def differentiable(kernel, oracle):
     """`kernel` for autograd: its results, and gradients by its backward kernel of BACKWARD, where
     this course has that, else those of `oracle`, a PyTorch function of the same arguments.
 
-    Not for a kernel that works in place. Gradients of gradients are refused by torch.
+    Not for a kernel that works in place.
+    Gradients of gradients are refused by torch.
     """
     order = inspect.signature(kernel)
     by_oracle = with_oracle(kernel, oracle)

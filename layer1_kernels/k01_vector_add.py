@@ -1,7 +1,8 @@
 """k01 · Vector add: z[i] = x[i] + y[i]
 
 n: elements
-Reads 2n numbers, writes n, does n additions: 1/12 FLOP per byte in fp32. Memory is the limit.
+Reads 2n numbers, writes n, does n additions: 1/12 FLOP per byte in fp32.
+Memory is the limit.
 """
 
 from pathlib import Path

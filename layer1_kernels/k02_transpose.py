@@ -1,8 +1,8 @@
 """k02 · Transpose: y[n, m] = x[m, n]
 
 M, N: rows and columns of x   m, n: a row and a column of it
-Reads M·N numbers and writes M·N, computes nothing: 0 FLOP per byte. Memory is the limit: at best a
-transpose is as fast as a copy.
+Reads M·N numbers and writes M·N, computes nothing: 0 FLOP per byte.
+Memory is the limit: at best a transpose is as fast as a copy.
 """
 
 import math

@@ -1,8 +1,9 @@
 """k03 · Sum: s = x[0] + x[1] + ... + x[n-1]
 
 n: numbers
-Reads n numbers and writes one, adds n - 1 times: 1/4 FLOP per byte in fp32. Memory is the limit,
-and the kernel only reads: its roof is the bandwidth of reading, not of copying.
+Reads n numbers and writes one, adds n - 1 times: 1/4 FLOP per byte in fp32.
+Memory is the limit, and the kernel only reads: its roof is the bandwidth of reading, not of
+copying.
 """
 
 from pathlib import Path
@@ -83,7 +84,8 @@ def reduce_sum_cuda(x, kernel="sum_vector_cuda"):   # (...) -> ()
     """The sum of all numbers of x as float32, by one of the CUDA kernels of LADDER.
 
     float32, contiguous, fewer than 2^31 - 2^18 numbers; for a kernel in BY_FOUR, x begins at a
-    multiple of 16 bytes; 0 if x is empty. All but sum_atomic_cuda add in the same order every time.
+    multiple of 16 bytes; 0 if x is empty.
+    All but sum_atomic_cuda add in the same order every time.
     """
     check(x, torch.float32)
     if x.numel() >= 2**31 - MAX_BLOCKS * THREADS:   # index plus stride must fit 32 bits

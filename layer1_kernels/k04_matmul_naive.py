@@ -1,8 +1,8 @@
 """k04 · Matmul: c[m, n] = sum over k of a[m, k] · w[n, k], that is c = a · wᵀ
 
 a: (M, K)   w: (N, K), as a model stores a weight: outputs × inputs   c: (M, N)
-2·M·N·K FLOPs on M·K + N·K + M·N numbers: for M = N = K = n, n/6 FLOP per byte in fp32. For a
-large n compute-bound, if each number moved once; these kernels load each number many times.
+2·M·N·K FLOPs on M·K + N·K + M·N numbers: for M = N = K = n, n/6 FLOP per byte in fp32.
+For a large n compute-bound, if each number moved once; these kernels load each number many times.
 """
 
 from pathlib import Path

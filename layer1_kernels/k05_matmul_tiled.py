@@ -2,8 +2,9 @@
 
 a: (M, K)   w: (N, K), as a model stores a weight: outputs × inputs   c: (M, N)
 BM BN BK: rows and columns of a tile of c, and how many k are loaded for it at a time
-2·M·N·K FLOPs. A tile of c loads its two sides and computes its area. HBM moves fewer bytes than the
-tiles load if tiles that need the same rows run at the same time.
+2·M·N·K FLOPs.
+A tile of c loads its two sides and computes its area.
+HBM moves fewer bytes than the tiles load if tiles that need the same rows run at the same time.
 """
 
 from pathlib import Path
@@ -40,7 +41,8 @@ def matmul_oracle(a, w):                            # (M, K), (N, K) -> (M, N)
 
 def tile_intensity(BM, BN, itemsize):
     """FLOPs per byte loaded when a program computes a tile (BM, BN) of c; numbers have `itemsize`
-    bytes. The store of c is not counted: for a long K it is negligible."""
+    bytes.
+    The store of c is not counted: for a long K it is negligible."""
     # exercise: for one k, how many FLOPs, and how many numbers loaded?
     return 2 * BM * BN / ((BM + BN) * itemsize)
 
@@ -49,8 +51,8 @@ def tile_intensity(BM, BN, itemsize):
 def grouped_triton(p, rows, columns, GROUP: tl.constexpr):
     """(row, column) of program p's tile, out of rows · columns tiles.
 
-    GROUP rows of tiles form a group; the last group may have fewer. Tiles are numbered group by
-    group, and within a group column by column.
+    GROUP rows of tiles form a group; the last group may have fewer.
+    Tiles are numbered group by group, and within a group column by column.
     """
     # exercise: find p's group, its first row and its height; then count p from the group's start
     first = p // (GROUP * columns) * GROUP
@@ -112,10 +114,11 @@ def configuration(M, N, itemsize):
 def matmul(a, w):                                   # (M, K), (N, K) -> (M, N)
     """a · wᵀ by the Triton kernel, of a's dtype, on a's device; any strides, any size may be 0.
 
-    float32 (IEEE products, not TF32), float16 or bfloat16, all with fp32 sums. Without tensor
-    cores, threads read single numbers from shared memory, and without bank conflicts only if
-    numbers of one k are neighbours. So float32 is transposed first, into new memory. For up to
-    MAX_NAIVE_ROWS rows that does not pay, and k04's kernel is used.
+    float32 (IEEE products, not TF32), float16 or bfloat16, all with fp32 sums.
+    Without tensor cores, threads read single numbers from shared memory, and without bank conflicts
+    only if numbers of one k are neighbours.
+    So float32 is transposed first, into new memory.
+    For up to MAX_NAIVE_ROWS rows that does not pay, and k04's kernel is used.
     """
     check(a, w, torch.float32, torch.float16, torch.bfloat16)
     M, K = a.shape

@@ -1,7 +1,8 @@
 """k07 · Softmax of each row: y = exp(x - max) / sum of exp(x - max)
 
 R: rows   C: columns   m, s: the maximum of a row, or of a part of it, and the sum of exp(x - m)
-Reads R·C numbers, writes R·C, 5 FLOPs each: 5/8 FLOP per byte in fp32. Memory is the limit.
+Reads R·C numbers, writes R·C, 5 FLOPs each: 5/8 FLOP per byte in fp32.
+Memory is the limit.
 Recurrence: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
 """
 
@@ -37,7 +38,8 @@ def softmax_oracle(x):                              # (R, C) -> (R, C)
 
 def predict_bytes_ratio():
     """Your guess: the bytes that softmax_three_pass_cuda moves, divided by those of a kernel that
-    reads each number of x once. Both write y."""
+    reads each number of x once.
+    Both write y."""
     # exercise: how often does each kernel read a number, and how often does it write one?
     return (3 + 1) / (1 + 1)
 
@@ -92,7 +94,8 @@ def softmax_online_triton(x, y, C, BLOCK: tl.constexpr):
 def softmax(x):                                     # (R, C) -> (R, C)
     """Softmax of each row by Triton: the fused kernel if a row fits in registers, else the online.
 
-    float32, float16 or bfloat16 on the CPU or on CUDA, contiguous; sums are fp32. R or C may be 0.
+    float32, float16 or bfloat16 on the CPU or on CUDA, contiguous; sums are fp32.
+    R or C may be 0.
     """
     check(x, torch.float32, torch.float16, torch.bfloat16)
     R, C = x.shape

@@ -1,7 +1,8 @@
 """k08 · RMSNorm of each row, y = x / sqrt(mean of x² + eps) · w; with the residual addition before
 
 T: tokens, one row each   C: model width
-Reads T·C numbers, writes T·C, 4 FLOPs per number: 1/2 FLOP per byte in fp32. Memory is the limit.
+Reads T·C numbers, writes T·C, 4 FLOPs per number: 1/2 FLOP per byte in fp32.
+Memory is the limit.
 Sources: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019; Ba, Kiros and Hinton,
 "Layer Normalization", 2016.
 """
@@ -75,7 +76,8 @@ def at_least_fp32(x):
 
 def predict_bytes_ratio():
     """Your guess: the bytes that an addition and then a norm move, divided by those of one kernel
-    that does both and writes both results. Leave out w."""
+    that does both and writes both results.
+    Leave out w."""
     # exercise: how many arrays of T·C numbers do the two read and write, and how many does the one?
     return ((2 + 1) + (1 + 1)) / (2 + 2)
 

@@ -2,10 +2,11 @@
 token's position, in place
 
 T: tokens   H: query heads   G: key heads   D: head width   room: positions in the tables
-Reads and writes T·(H+G)·D numbers, 3 FLOPs per number: 3/8 FLOP per byte in fp32. Memory is the
-limit.
+Reads and writes T·(H+G)·D numbers, 3 FLOPs per number: 3/8 FLOP per byte in fp32.
+Memory is the limit.
 Source: Su, Lu, Pan, Murtadha, Wen and Liu, "RoFormer: Enhanced Transformer with Rotary Position
-Embedding", 2021. Pairs as Hugging Face has them: number d with number d + D/2.
+Embedding", 2021.
+Pairs as Hugging Face has them: number d with number d + D/2.
 """
 
 from pathlib import Path
@@ -95,7 +96,8 @@ def predict_bytes_ratio(H, G):
     """Your guess: the bytes that two launches of rope_heads_triton ask for (q, then k), divided by
     those of one kernel that loads a token's angles once for all its heads.
 
-    All numbers are fp32; leave out the positions. H, G: heads of q and of k
+    All numbers are fp32; leave out the positions.
+    H, G: heads of q and of k
     """
     # exercise: in units of half a head: what is read, what is written, what is read of cos and sin?
     n = H + G
@@ -107,8 +109,8 @@ def rope_triton(q, k, cos, sin, positions, q_row, q_head, k_row, k_head, H, G, h
                 WAY: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr):
     """One program per HEADS heads of a token; its heads are the H of q, then the G of k.
 
-    WAY: 1, or -1 to rotate back. Tokens of q start q_row numbers apart, heads q_head; the same for
-    k.
+    WAY: 1, or -1 to rotate back.
+    Tokens of q start q_row numbers apart, heads q_head; the same for k.
     """
     blocks = tl.cdiv(H + G, HEADS)                  # of a token
     t = (tl.program_id(0) // blocks).to(tl.int64)
@@ -132,7 +134,8 @@ def rope_and_cache_triton(q, k, v, cos, sin, positions, k_pages, v_pages, slots,
                           k_row, k_head, v_row, v_head, H, G, half,
                           HEADS: tl.constexpr, BLOCK: tl.constexpr):
     """One program per HEADS heads of a token: the H of q stay in place, the G of k and G of v go to
-    the token's slot. A slot holds G heads."""
+    the token's slot.
+    A slot holds G heads."""
     blocks = tl.cdiv(H + 2 * G, HEADS)
     t = (tl.program_id(0) // blocks).to(tl.int64)
     h = (tl.program_id(0) % blocks * HEADS + tl.arange(0, HEADS)).to(tl.int64)[:, None]
@@ -166,7 +169,8 @@ def rope_and_cache_triton(q, k, v, cos, sin, positions, k_pages, v_pages, slots,
 def rope(q, k, cos, sin, positions):                # (T, H, D), (T, G, D), 2 × (room, D/2), (T,)
     """Rotate the heads of q and k in place by the angles of their tokens' positions; returns None.
 
-    q, k: float32, float16 or bfloat16, on the CPU or on CUDA; computed in fp32. They may be slices
+    q, k: float32, float16 or bfloat16, on the CPU or on CUDA; computed in fp32.
+    They may be slices
     of one array: tokens and heads may start any distance apart, a head is contiguous. cos, sin:
     float32. positions: int64, from 0 to room - 1, not checked: a check would wait for the device.
     Any size may be 0. One launch, or one for each array where autograd records, since it allows one
@@ -223,7 +227,9 @@ def rope_and_cache(q, k, v, cos, sin, positions, k_pages, v_pages, slots):
 
     k, v (T, G, D), not changed. k_pages, v_pages (P, S, G, D), contiguous, of q's dtype: slot
     page·S + place is a place of a page. slots (T,), int64: each at most once, below P·S, not
-    checked; -1 is skipped. No gradients: RuntimeError where autograd would record. Else as rope.
+    checked; -1 is skipped.
+    No gradients: RuntimeError where autograd would record.
+    Else as rope.
     """
     check("rope_and_cache", FLOATS, cos, sin, positions, q=q, k=k, v=v)
     check_cache(q, k, v, positions, k_pages, v_pages, slots)

@@ -2,7 +2,9 @@
 
 T: tokens, one row each   C: model width   F: mlp width
 By itself it reads 2·T·F numbers and writes T·F, with 5 FLOPs per result: 5/12 FLOP per byte in
-fp32. Memory is the limit. At the end of the matmul that computes gate and up, it only writes y.
+fp32.
+Memory is the limit.
+At the end of the matmul that computes gate and up, it only writes y.
 Source: Shazeer, "GLU Variants Improve Transformer", 2020.
 """
 
@@ -91,8 +93,10 @@ def predict_numbers_saved():
 def saved_share(C, peak, bandwidth):
     """The time saved by not moving these numbers, divided by the time of the matmul.
 
-    C: model width   peak: FLOP/s   bandwidth: byte/s   A number has 2 bytes. Both times are roofs:
-    bytes / bandwidth and FLOPs / peak. T and F cancel.
+    C: model width   peak: FLOP/s   bandwidth: byte/s   A number has 2 bytes.
+    Both times are roofs:
+    bytes / bandwidth and FLOPs / peak.
+    T and F cancel.
     """
     # exercise: for one result, the time of the bytes saved over that of its two dot products
     saved = 2 * 4 / bandwidth
@@ -134,8 +138,9 @@ def swiglu(gate, up):                               # (T, F), (T, F) -> (T, F)
     """SiLU(gate) · up.
 
     By a Triton kernel; gradients of both are those of swiglu_torch.
-    float32, float16 or bfloat16, one dtype, on the CPU or on CUDA; computed in fp32. Rows may start
-    any distance apart, so gate and up may be halves of one array; each row is contiguous.
+    float32, float16 or bfloat16, one dtype, on the CPU or on CUDA; computed in fp32.
+    Rows may start any distance apart, so gate and up may be halves of one array; each row is
+    contiguous.
     T or F may be 0.
     """
     check("swiglu", FLOATS, gate, up)
@@ -185,10 +190,12 @@ def tiles(T, dtype):
 @partial(differentiable, oracle=matmul_swiglu_torch)
 def matmul_swiglu(x, w_gate_up):                    # (T, C), (2F, C) -> (T, F)
     """SiLU(gate) · up by one Triton kernel, where gate and up are x times the first and the last F
-    rows of w_gate_up. Gradients of both arguments are those of matmul_swiglu_torch.
+    rows of w_gate_up.
+    Gradients of both arguments are those of matmul_swiglu_torch.
 
     float32 (IEEE, not TF32), float16 or bfloat16, one dtype, on the CPU or on CUDA, contiguous.
-    Sums are fp32; gate and up are not rounded before they are multiplied. Any size may be 0.
+    Sums are fp32; gate and up are not rounded before they are multiplied.
+    Any size may be 0.
     """
     check_matmul(x, w_gate_up)
     T, C = x.shape

@@ -1,7 +1,8 @@
 """k11 · Cross-entropy: loss = log of the sum of exp(logits) - logit of the target; and its gradient
 
 T: tokens, one row each   V: vocabulary, 128,256 in Llama 3   m, s: maximum, sum of exp(logit - m)
-The loss is T numbers. The gradient, softmax(logits) minus 1 at the target, has the size of logits.
+The loss is T numbers.
+The gradient, softmax(logits) minus 1 at the target, has the size of logits.
 A few FLOPs for each number: memory is the limit, both its speed and its size.
 Source of the one-pass sum: Milakov and Gimelshein, "Online normalizer calculation for softmax",
 2018.
@@ -119,8 +120,11 @@ def cross_entropy(logits, targets, ignore=-100):    # (T, V), (T,) -> (T,)
     """The loss of each row in fp32, 0 if its target is `ignore`; differentiable by logits.
 
     logits: float32, float16 or bfloat16, on the CPU or on CUDA; each row is contiguous, rows may
-    start any distance apart. Computed in fp32. targets: int64. A target that is neither a column
-    nor `ignore` gives a NaN loss: raising an error would mean waiting for the device. T may be 0.
+    start any distance apart.
+    Computed in fp32. targets: int64.
+    A target that is neither a column nor `ignore` gives a NaN loss: raising an error would mean
+    waiting for the device.
+    T may be 0.
     logits are not changed: the backward pass allocates one new array, the gradient, in the dtype of
     logits. cross_entropy_overwriting_logits needs none.
     """
@@ -131,9 +135,10 @@ def cross_entropy(logits, targets, ignore=-100):    # (T, V), (T,) -> (T,)
 def cross_entropy_overwriting_logits(logits, targets, ignore=-100):     # (T, V), (T,) -> (T,)
     """As cross_entropy, but the backward pass writes the gradient over the logits.
 
-    Saves an array of T·V numbers. After the backward pass the logits are overwritten: autograd
-    refuses a second one, and any other that needs them. RuntimeError if logits is a leaf that
-    requires a gradient.
+    Saves an array of T·V numbers.
+    After the backward pass the logits are overwritten: autograd refuses a second one, and any other
+    that needs them.
+    RuntimeError if logits is a leaf that requires a gradient.
     """
     op = "cross_entropy_overwriting_logits"
     check(op, FLOATS, logits, targets)

@@ -2,9 +2,9 @@
 
 a: (M, K)   w: (N, K), as a model keeps a weight: numbers out, numbers in   c: (M, N)
 BM BN BK: tile of c of a program, and how many k are fetched for it at a time
-2·M·N·K FLOPs, of which a multiply-add of a warp does 64. For each k, a warp with WM rows and WN
-columns of c reads 2·(WM + WN) bytes of shared memory and does 2·WM·WN FLOPs: with 32 x 32, one byte
-for 16 FLOPs.
+2·M·N·K FLOPs, of which a multiply-add of a warp does 64.
+For each k, a warp with WM rows and WN columns of c reads 2·(WM + WN) bytes of shared memory and
+does 2·WM·WN FLOPs: with 32 x 32, one byte for 16 FLOPs.
 """
 
 from pathlib import Path
@@ -72,8 +72,8 @@ def matmul_dot_triton(a, w, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: 
 def matmul_wmma_cuda(a, w, dtype=torch.float16):    # (M, K), (N, K) -> (M, N)
     """a · wᵀ of float16 by the CUDA kernel, with fp32 sums; any size may be 0.
 
-    dtype of c: float16 or float32. a and w are contiguous. Rows that start at multiples of 16 bytes
-    are fetched faster.
+    dtype of c: float16 or float32. a and w are contiguous.
+    Rows that start at multiples of 16 bytes are fetched faster.
     """
     check(a, w, torch.float16)
     if dtype not in (torch.float16, torch.float32):
@@ -117,8 +117,9 @@ def matmul_persistent(a, w):                        # (M, K), (N, K) -> (M, N)
     """a · wᵀ in a's dtype, with tiles copied by the hardware; for many rows.
     Any size may be 0.
 
-    float16 or bfloat16, with fp32 sums. The numbers of a row are neighbours, and rows of a and of w
-    start at multiples of 16 bytes; so do those of c, which is contiguous if N is a multiple of 8.
+    float16 or bfloat16, with fp32 sums.
+    The numbers of a row are neighbours, and rows of a and of w start at multiples of 16 bytes; so
+    do those of c, which is contiguous if N is a multiple of 8.
     """
     check(a, w, torch.float16, torch.bfloat16)
     check_rows("a", a)

@@ -3,10 +3,11 @@
 B: batch   T: queries   N: keys and values (causal: the T queries are the last T of the N tokens)
 H: query heads   G: kv heads; query head h reads kv head h // (H // G)   D: head width
 m, s: the maximum of a query's scores so far, and the sum of exp2(score - m); both in base 2
-A pair of query and key costs 4·D FLOPs. Least bytes: q, k, v read, out written, each once. For
-T = N and G = H that is N / 2 FLOPs per byte in fp16 (N / 4 if causal): compute-bound.
-Algorithm: Dao, Fu, Ermon, Rudra and Ré, "FlashAttention", 2022. Order of the loops: Dao,
-"FlashAttention-2", 2023.
+A pair of query and key costs 4·D FLOPs.
+Least bytes: q, k, v read, out written, each once.
+For T = N and G = H that is N / 2 FLOPs per byte in fp16 (N / 4 if causal): compute-bound.
+Algorithm: Dao, Fu, Ermon, Rudra and Ré, "FlashAttention", 2022.
+Order of the loops: Dao, "FlashAttention-2", 2023.
 """
 
 import math
@@ -68,8 +69,8 @@ def flash_attention_torch(q, k, v, causal, scale):
 def predict_traffic_ratio():
     """Bytes moved by three kernels that store the matrix, divided by those of one that does not.
 
-    One head, not causal, T = N = 4096, D = 128, every number 2 bytes. Each kernel reads each of its
-    inputs once and writes its output once.
+    One head, not causal, T = N = 4096, D = 128, every number 2 bytes.
+    Each kernel reads each of its inputs once and writes its output once.
     """
     # exercise: q, k, v and out have N · D numbers each, the matrix N · N. Which kernel moves which?
     N = 4096
@@ -79,7 +80,8 @@ def predict_traffic_ratio():
 
 def count_tiles(T, N, BM, BN):
     """(visited, whole): how many tiles of BM queries by BN keys a causal kernel visits, and how
-    many of those need no mask. T <= N.
+    many of those need no mask.
+    T <= N.
 
     visited: at least one query sees at least one key   whole: every query sees all BN keys
     Tiles start at query 0 and key 0. The last tile of queries may have fewer than BM queries and
@@ -140,8 +142,8 @@ def place(T, N, H, CAUSAL: tl.constexpr, BM: tl.constexpr):
 def load_tile(x, stride, first, bound, ROWS: tl.constexpr, D: tl.constexpr, BD: tl.constexpr):
     """ROWS rows of a matrix of D columns, from row `first` on: (ROWS, BD).
 
-    stride: numbers from one row to the next. Zeros in columns from D on, and in rows from `bound`
-    on; None: no bound, all the rows exist.
+    stride: numbers from one row to the next.
+    Zeros in columns from D on, and in rows from `bound` on; None: no bound, all the rows exist.
     """
     r, d = first + tl.arange(0, ROWS), tl.arange(0, BD)
     x += r.to(tl.int64)[:, None] * stride + d[None, :]

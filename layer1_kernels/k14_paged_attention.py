@@ -5,8 +5,10 @@ P: pages   S: slots of a page   slot: page · S + place in the page
 N: length of a sequence, its new tokens included
 H: query heads   G: kv heads   R = H // G: query heads of a kv head   D: head width
 In decoding, a sequence reads 2·N·G·D numbers and does 4·N·H·D FLOPs: R FLOPs per byte in fp16, so
-memory decides. Pages: Kwon and others, "Efficient memory management for large language model
-serving with PagedAttention", 2023. Parts are merged by Milakov and Gimelshein's recurrence, k07.
+memory decides.
+Pages: Kwon and others, "Efficient memory management for large language model serving with
+PagedAttention", 2023.
+Parts are merged by Milakov and Gimelshein's recurrence, k07.
 """
 
 from pathlib import Path
@@ -94,8 +96,8 @@ def load_pages_triton(pages, table, n, bound, stride_page, stride_slot, S: tl.co
     """Keys, or values, n to n + BN - 1 of one sequence and one head: (BN, BD).
 
     pages: points to that head's first number in page 0   table: to the sequence's first entry
-    Zeros in rows of keys from `bound` on and in columns from D on. For keys from `bound` on, the
-    table is not read either.
+    Zeros in rows of keys from `bound` on and in columns from D on.
+    For keys from `bound` on, the table is not read either.
     """
     key, d = n + tl.arange(0, BN), tl.arange(0, BD)
     # exercise: look up the page of each key, compute its place in the page, load the rows
@@ -215,7 +217,9 @@ def write_kv(k, v, k_pages, v_pages, slots):
 
     k, v (T, G, D)   k_pages, v_pages (P, S, G, D)   slots (T,) int64 or int32: page · S + place,
     each at most once. float32, float16 or bfloat16 on the CPU or on CUDA, any strides whose last
-    is 1; T may be 0. ValueError or TypeError otherwise. Slots beyond the pages raise an error on
+    is 1; T may be 0.
+    ValueError or TypeError otherwise.
+    Slots beyond the pages raise an error on
     the CPU only: on a GPU the check would have to wait for the device.
     """
     check_write("write_kv", k, v, k_pages, v_pages, slots)
@@ -245,10 +249,10 @@ def count_splits(programs, keys, processors):
 def sizes_for(T, B, R, D, itemsize):
     """Tile sizes, warps and stages of a launch of paged_triton.
 
-    A tile has rows for the heads of an average sequence's new tokens. A key can be loaded only once
-    its page is known, and that lookup takes two of the stages. fp32 goes without tensor cores, and
-    larger tiles would spill registers. Those of 16-bit decoding are the fastest of twenty on an
-    H200 (benchmarks/LOG.md).
+    A tile has rows for the heads of an average sequence's new tokens.
+    A key can be loaded only once its page is known, and that lookup takes two of the stages. fp32
+    goes without tensor cores, and larger tiles would spill registers.
+    Those of 16-bit decoding are the fastest of twenty on an H200 (benchmarks/LOG.md).
     """
     largest = 128 if itemsize == 2 else 32
     rows = min(largest, max(16, triton.next_power_of_2(R * triton.cdiv(T, B))))
@@ -295,8 +299,10 @@ def paged_attention(q, k_pages, v_pages, block_tables, cu_q, lens, scale):
     lens (B,) int32: tokens of each sequence, the new ones included
     scale: positive, as a rule 1 / sqrt(D)
     Returns (T, H, D). float32 (IEEE), float16 or bfloat16 on the CPU or on CUDA; D a multiple of 16
-    up to 128; H a multiple of G, at most 64 times. Any strides whose last is 1; T or B may be 0.
-    ValueError or TypeError otherwise. The contents of block_tables, cu_q and lens are checked on
+    up to 128; H a multiple of G, at most 64 times.
+    Any strides whose last is 1; T or B may be 0.
+    ValueError or TypeError otherwise.
+    The contents of block_tables, cu_q and lens are checked on
     the CPU only: on a GPU the check would have to wait for the device.
     """
     check("paged_attention", q, k_pages, v_pages, block_tables, cu_q, lens, scale)
@@ -341,7 +347,8 @@ def paged_attention_torch(q, k_pages, v_pages, block_tables, cu_q, lens, scale):
     """As paged_attention, sequence by sequence in PyTorch: the plain formula over gathered pages,
     for heads of any width and number.
 
-    Zeros in rows of no sequence. Waits for the device.
+    Zeros in rows of no sequence.
+    Waits for the device.
     """
     check("paged_attention_torch", q, k_pages, v_pages, block_tables, cu_q, lens, scale)
     S = k_pages.shape[1]

@@ -2,8 +2,10 @@
 
 T: tokens, one row of x each   N: numbers out   K: numbers in   G: groups of w, N·K / group
 A weight is q · scale: q is an integer of 8 or 4 bits, scale one fp32 number shared by `group`
-weights. One token: 2 FLOPs per weight. Memory is the limit, so fewer bits take less time. From a
-few hundred tokens on, arithmetic is the limit, and fewer bits save nothing.
+weights.
+One token: 2 FLOPs per weight.
+Memory is the limit, so fewer bits take less time.
+From a few hundred tokens on, arithmetic is the limit, and fewer bits save nothing.
 
 Packed int8: q as it is, (N, K). Packed int4: two in a byte, (N, K/2), stored as q + 8. Byte i of a
 group holds weight i of the group in its low 4 bits and weight i + group/2 in its high 4.
@@ -51,7 +53,8 @@ def quantize_groups(w, bits):                       # (G, group) -> (G, group), 
     """Integers q and one fp32 scale for each row: q · scale is as close to w as integers allow.
 
     q: int8, from -top to top, where top = 2^(bits - 1) - 1. The largest |w| of a row becomes ±top;
-    halves are rounded to the even integer, as round() does. A row of zeros has scale 0 and q = 0.
+    halves are rounded to the even integer, as round() does.
+    A row of zeros has scale 0 and q = 0.
     """
     top = 2 ** (bits - 1) - 1
     # exercise: compute the scales; divide w by them and round; a row of zeros must not give 0 / 0
@@ -65,7 +68,8 @@ def quantize_weight(w, bits, group):                # (N, K) -> packed, (N, K / 
     """The weights as packed integers and fp32 scales; the layout is at the top of this file.
 
     w: floats, any strides, on any device   bits: 4 or 8   group: neighbours along K that share a
-    scale, a power of two, 16 or more. ValueError if it does not divide K or w is not finite.
+    scale, a power of two, 16 or more.
+    ValueError if it does not divide K or w is not finite.
     """
     check_kind("quantize_weight", bits, group)
     if w.ndim != 2 or w.shape[1] % group:
@@ -226,8 +230,8 @@ def quantized_tiled_triton(x, packed, scales, y, T, N, K, row, groups, span, BIT
 def configuration(T, N, row, itemsize):
     """-> (constexprs, warps and stages; programs; splits; span) for T rows of x.
 
-    If y has fewer than MIN_PROGRAMS tiles, K is split, at most into one step of BB bytes each. The
-    result depends only on the sizes, so the same call always gives the same bits.
+    If y has fewer than MIN_PROGRAMS tiles, K is split, at most into one step of BB bytes each.
+    The result depends only on the sizes, so the same call always gives the same bits.
     """
     if T == 1:
         meta = dict(GEMV)
@@ -248,8 +252,10 @@ def quantized_matmul(x, packed, scales, bits, group):   # (T, K), … -> (T, N)
     """x · dequantised(w)ᵀ by a Triton kernel, in x's dtype, from what quantize_weight gives.
 
     x: float32, float16 or bfloat16, contiguous, on the CPU or on CUDA; any size may be 0. Sums are
-    fp32. With one row of x, the dequantised weights stay in fp32. With more they are rounded to x's
-    dtype for the tensor cores (in float16 a weight beyond 65,504 is inf). float32: IEEE, not TF32.
+    fp32.
+    With one row of x, the dequantised weights stay in fp32.
+    With more they are rounded to x's dtype for the tensor cores (in float16 a weight beyond 65,504
+    is inf). float32: IEEE, not TF32.
     """
     check("quantized_matmul", FLOATS, x, packed, scales, bits, group)
     T, K = x.shape
@@ -275,7 +281,8 @@ def quantized_matmul_cuda(x, packed, scales, bits, group, kernel=None):     # (T
     """As quantized_matmul, by a CUDA kernel for one row of x; each further row reads w again.
 
     x: float32    kernel: "gemv_bytes" or "gemv_wide"; the default is "gemv_wide" if a group has at
-    least 16 bytes. ValueError if "gemv_wide" is named and a group has fewer.
+    least 16 bytes.
+    ValueError if "gemv_wide" is named and a group has fewer.
     """
     check("quantized_matmul_cuda", FLOATS[:1], x, packed, scales, bits, group)
     fits = group * bits >= 128 and x.data_ptr() % 16 == 0 and packed.data_ptr() % 16 == 0

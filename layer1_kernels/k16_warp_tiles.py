@@ -38,7 +38,8 @@ def best_warp_tile(BM, BN, warps):
 
 def predict_warp_ratio():
     """How many times as many numbers of shared memory a warp of k06's matmul_vector_cuda wants for
-    one k, as one with a tile of 64 x 32. What several lanes read in one request counts once."""
+    one k, as one with a tile of 64 x 32.
+    What several lanes read in one request counts once."""
     # exercise: count the rows of the tile that the warp's lanes have between them, and the columns
     return (16 + 128) / (64 + 32)
 

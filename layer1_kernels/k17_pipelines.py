@@ -45,7 +45,8 @@ def predict_ways():
 def matmul_flat_triton(a, w, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
                        GROUP: tl.constexpr):
     """Of P programs, program i makes tiles i, i + P, i + 2·P … of c, in one loop over all their
-    steps. K > 0.
+    steps.
+    K > 0.
 
     a, w, c: descriptors with tiles (BM, BK), (BN, BK) and (BM, BN)
     """
@@ -106,7 +107,8 @@ def check_rows(name, x):
 
 def launch_flat(a, w, c, programs, how):            # (M, K), (N, K), (M, N)
     """a · wᵀ into c by at most `programs` programs of the Triton kernel. how: BM, BN, BK, GROUP,
-    num_warps and num_stages. Rows of a, w and c start at multiples of 16 bytes; no size is 0."""
+    num_warps and num_stages.
+    Rows of a, w and c start at multiples of 16 bytes; no size is 0."""
     M, K = a.shape
     N = len(w)
     BM = how["BM"]

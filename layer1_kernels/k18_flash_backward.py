@@ -260,7 +260,9 @@ def flash_backward(q, k, v, out, lse, grad_out, grad_lse, causal, scale):
 
     q, k, v, causal, scale as of k13's flash_attention, out and lse its results
     grad_out (B, T, H, D): gradient by out, of q's dtype   grad_lse (B, T, H): by lse, float32, or
-    None for zeros. Any strides. Sums are fp32; ValueError or TypeError for other arguments.
+    None for zeros.
+    Any strides.
+    Sums are fp32; ValueError or TypeError for other arguments.
     """
     check("flash_backward", q, k, v, causal, scale)
     check_width("flash_backward", q.shape[3])

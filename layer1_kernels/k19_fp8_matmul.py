@@ -1,8 +1,8 @@
 """k19 · Matmul in eight bits: c[m, n] = sum over k of a[m, k] · w[n, k], from e4m3 and scales
 
 a: (M, K)   w: (N, K), numbers out, numbers in, as in k05   c: (M, N)   x: a before it has 8 bits
-A number is q · s: q in e4m3, s one fp32 scale for a group of them. With groups of G, row m of a has
-a scale for each G numbers, and w one for each block of G x G.
+A number is q · s: q in e4m3, s one fp32 scale for a group of them.
+With groups of G, row m of a has a scale for each G numbers, and w one for each block of G x G.
 BM BN BK: tile of c of a program, and how many k are fetched for it at a time
 2·M·N·K FLOPs on (M + N)·K bytes: half of 16 bits' bytes, at twice their FLOP/s on tensor cores.
 """
@@ -42,7 +42,9 @@ MIN_TILES = 100         # so most of the 132 SMs of an H200 get one
 
 def quantize_blocks(x, rows, group):            # (M, K) -> (M, K), (⌈M/rows⌉, ⌈K/group⌉)
     """(e4m3, fp32 scales) of floats, a scale for each rows x group of them: the largest becomes
-    448. Zeros have scale 0. Each number is rounded once, to the nearest."""
+    448.
+    Zeros have scale 0.
+    Each number is rounded once, to the nearest."""
     M, K = x.shape
     down = triton.cdiv(M, rows)
     across = triton.cdiv(K, group)
@@ -57,7 +59,8 @@ def quantize_blocks(x, rows, group):            # (M, K) -> (M, K), (⌈M/rows�
 def encode_weight(w, group=128):                # (N, K) -> (N, K), (⌈N/group⌉, ⌈K/group⌉)
     """A weight for fp8_matmul: e4m3, and an fp32 scale for each group x group numbers.
 
-    w: floats, any strides, on any device. ValueError where they are not finite in float32.
+    w: floats, any strides, on any device.
+    ValueError where they are not finite in float32.
     """
     if w.ndim != 2 or not w.is_floating_point() or not w.float().isfinite().all():
         raise ValueError(f"encode_weight: w is {w.dtype} of shape {tuple(w.shape)}, expected "
@@ -130,7 +133,8 @@ class DelayedScale:
 
     def update(self, x):
         """The scale for this x: with it, the largest number remembered becomes 448. 1.0 if no
-        number above 0 is remembered. Afterwards this x's largest is remembered too.
+        number above 0 is remembered.
+        Afterwards this x's largest is remembered too.
 
         self.history: the largest |x| of the last steps, a deque that drops what is too old
         """
@@ -273,8 +277,10 @@ def scaled_matmul_fp8(a, w, a_scales, w_scales, group=None, dtype=torch.float32)
     """(M, K), (N, K) in e4m3 -> (M, N) in `dtype`: decoded(a) · decoded(w)ᵀ by a Triton kernel.
 
     group: None: a row has one scale, a_scales (M,) and w_scales (N,); for one scale of an array,
-    expand it. Else a power of two, 32 or more: a_scales (M, ⌈K/group⌉) and w_scales (⌈N/group⌉,
-    ⌈K/group⌉). Arrays are contiguous, on the CPU or on CUDA; sizes may be 0. Sums are fp32.
+    expand it.
+    Else a power of two, 32 or more: a_scales (M, ⌈K/group⌉) and w_scales (⌈N/group⌉, ⌈K/group⌉).
+    Arrays are contiguous, on the CPU or on CUDA; sizes may be 0.
+    Sums are fp32.
     """
     op = "scaled_matmul_fp8"
     check_array(op, "a", a, "MK", (E4M3,), a)
@@ -306,7 +312,8 @@ def scaled_matmul_fp8(a, w, a_scales, w_scales, group=None, dtype=torch.float32)
 
 def fp8_matmul(x, w, scales):           # (T, C), (N, C), (⌈N/128⌉, ⌈C/128⌉) -> (T, N)
     """x · decoded(w)ᵀ in x's dtype, with w and scales as encode_weight gives them. x is rounded to
-    e4m3 too, in groups of 128 of each row. Two launches of Triton kernels.
+    e4m3 too, in groups of 128 of each row.
+    Two launches of Triton kernels.
 
     x: float32, float16 or bfloat16, contiguous, on the CPU or on CUDA; T, N and C may be 0.
     """

@@ -4,7 +4,8 @@ T: tokens   E: experts   k: experts that a token chooses   R = T·k slots, slot 
 N K: the weight of an expert is (N, K), numbers out, numbers in; w: (E, N, K)   n_e: slots of e
 BM BN BK: tile of y of a program, and how many numbers of a row are fetched for it at a time
 2·R·N·K FLOPs, and a tile of BM rows costs as much if it has fewer: sum over e of ⌈n_e/BM⌉ · BM rows
-are multiplied. An expert with slots is read ⌈n_e/BM⌉ times from L2, in one without no tile begins.
+are multiplied.
+An expert with slots is read ⌈n_e/BM⌉ times from L2, in one without no tile begins.
 """
 
 import numpy as np
@@ -68,7 +69,8 @@ def grouped_gemm_torch(x, w, order, offsets, weights=None):     # (X, K), (E, N,
     In 16 bits products are rounded before they are multiplied by `weights`.
 
     It is torch's grouped_mm where that takes the arrays: bfloat16 on a GPU, 32 bits or fewer on a
-    CPU, rows of whole 16 bytes. Else the experts follow one another, and the host reads offsets.
+    CPU, rows of whole 16 bytes.
+    Else the experts follow one another, and the host reads offsets.
     """
     check("grouped_gemm_torch", (*FLOATS, torch.float64), x, w, order, offsets, weights)
     R = len(order)
@@ -207,8 +209,9 @@ def sort_slots(experts, E):                         # (T, k) -> (R,), (E + 1,)
     Three launches of Triton kernels.
 
     experts: int32 or int64, from 0 to E - 1, any strides, on the CPU or on CUDA; T or k may be 0.
-    E: at most 1024. Another number among the experts is a ValueError on the CPU. On a device it is
-    not looked for, since the host would have to wait, and the result is undefined.
+    E: at most 1024.
+    Another number among the experts is a ValueError on the CPU. On a device it is not looked for,
+    since the host would have to wait, and the result is undefined.
     """
     check_experts("sort_slots", experts, E)
     flat = experts.reshape(-1).to(torch.int32)      # (R,)
@@ -241,11 +244,13 @@ def configuration(R, E, itemsize):
 @without_gradients
 def grouped_gemm(x, w, order, offsets, weights=None):           # (X, K), (E, N, K) … -> (R, N)
     """Row i of the result: row i // (R / X) of x times the weight of slot i's expert, and times
-    weights[i]. One launch of a Triton kernel; the host does not read the loads.
+    weights[i].
+    One launch of a Triton kernel; the host does not read the loads.
 
     x, w: float32 (IEEE products, not TF32), float16 or bfloat16, contiguous, on the CPU or on CUDA
     order (R,), offsets (E + 1,): int32, as sort_slots gives them   weights: (R,) float32, or None
-    Sums are fp32, and rounded once, to x's dtype. X divides R; any size may be 0.
+    Sums are fp32, and rounded once, to x's dtype.
+    X divides R; any size may be 0.
     Each call copies w first if K numbers are not a multiple of 16 bytes, or if w does not start at
     one: that takes the memory of a second w, and the time to write it.
     """

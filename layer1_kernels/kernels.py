@@ -73,7 +73,8 @@ def kernels(back_end, desk=None):
     """The table of a back end.
 
     torch: PyTorch's own operations, the oracle, on any device    triton: the course's kernels
-    cuda: the course's CUDA kernels, and Triton's where there is none. They take only float32
+    cuda: the course's CUDA kernels, and Triton's where there is none.
+    They take only float32
     mine: the learner's kernels where they passed on this version of the course, else Triton's;
           with gradients of the learner's k18. desk: the folder of their desk; None finds it as
           `lab` does

@@ -2,7 +2,8 @@
 
 B: rows, one a sequence   V: vocabulary
 The row's numbers stay in their order: a token is drawn where the running sum of the weights passes
-the row's uniform number. So a row's token depends on that row alone, whatever else is in the batch.
+the row's uniform number.
+So a row's token depends on that row alone, whatever else is in the batch.
 Reads B·V numbers three times; each search of a threshold reads them up to 33 times more, from L2
 where they fit.
 """

@@ -61,8 +61,8 @@ def read_weights(folder: Path | str, config: Config, dtype: torch.dtype | None =
 
     The folder holds model.safetensors, or model.safetensors.index.json and its shards, or
     weights.npz as o02's nano Llama does. dtype: of the result; None leaves the file's. ModelError
-    names the file and the tensor, what was expected and what was found. A tensor that the model
-    does not use is an error as well.
+    names the file and the tensor, what was expected and what was found.
+    A tensor that the model does not use is an error as well.
     """
     files = files_of(Path(folder))
     weights = {}

@@ -31,7 +31,8 @@ class Config:
     """A decoder: L layers of RMSNorm, attention, RMSNorm and gated MLP, each with its residual.
 
     With experts (g12) a layer has E MLPs, of which each token chooses k. Some layers may keep a
-    state (g13) in place of keys and values. The differences between families stand at the end.
+    state (g13) in place of keys and values.
+    The differences between families stand at the end.
     """
 
     L: int                          # layers
@@ -130,8 +131,8 @@ def read_config(folder: Path | str, ignore: Collection[str] = ()) -> Config:
     """The Config of a model's folder.
     ModelError names the file, what was expected and found.
 
-    ignore: names of entries that are taken as absent, also in the rotary scaling. Any other entry
-    that is neither read here nor known to leave the scores alone is refused.
+    ignore: names of entries that are taken as absent, also in the rotary scaling.
+    Any other entry that is neither read here nor known to leave the scores alone is refused.
     """
     path = Path(folder) / "config.json"
     entries = {name: value for name, value in read_json(path).items() if name not in ignore}
@@ -325,9 +326,10 @@ def sliding(path, family, entries):
     """The window of the layers whose attention slides; None if no layer's does.
 
     As in transformers: in a Qwen the layers that layer_types names, else those from
-    max_window_layers on, and only if use_sliding_window says so. A Mistral, a Mixtral or a Qwen 3
-    with experts slides in all layers or in none. A missing sliding_window is 4096 tokens in dense
-    families, and no window in those with experts. A Llama has no window.
+    max_window_layers on, and only if use_sliding_window says so.
+    A Mistral, a Mixtral or a Qwen 3 with experts slides in all layers or in none.
+    A missing sliding_window is 4096 tokens in dense families, and no window in those with experts.
+    A Llama has no window.
     """
     layers = entries.get("layer_types")
     L = entries["num_hidden_layers"]

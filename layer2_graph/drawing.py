@@ -35,7 +35,8 @@ def draw(boxes: Iterable[Box], title: str) -> str:
     """The boxes from top to bottom, as the text of an SVG file.
 
     boxes: [Box], each after those that it takes from; ValueError names one that is not.
-    Lines pass between boxes and never over one. Text is escaped, control characters are blanks.
+    Lines pass between boxes and never over one.
+    Text is escaped, control characters are blanks.
     """
     boxes = [Box(plain(b.label), tuple(b.inputs), plain(b.note), b.launch) for b in boxes]
     for i, box in enumerate(boxes):

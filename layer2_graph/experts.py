@@ -35,7 +35,8 @@ LARGEST_E = 1024                                # that sort_slots takes
 
 def experts_of(path, family, kind, entries) -> dict:
     """The fields of a Config that say which layers have experts, and of what kind: {} if no layer
-    has. ModelError if an entry is wrong.
+    has.
+    ModelError if an entry is wrong.
     """
     if family not in ENTRIES:
         return {}

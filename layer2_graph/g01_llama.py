@@ -5,8 +5,9 @@ L: layers   C: model width   H: query heads   G: key and value heads   D: head w
 V: vocabulary   P: pages of the cache   S: slots of a page, one token each
 A step reads all weights once, and the keys and values of every context once.
 
-It is o02's Llama for many sequences at a time. Its operations come from a table, `Kernels` of
-layer1_kernels, and its cache consists of pages, so that sequences can grow independently.
+It is o02's Llama for many sequences at a time.
+Its operations come from a table, `Kernels` of layer1_kernels, and its cache consists of pages, so
+that sequences can grow independently.
 """
 
 import math
@@ -101,8 +102,9 @@ def llama3_frequencies(frequencies, factor, low, high, original):
     """Rotary frequencies for a longer context, as in Llama 3.1: (D/2,) -> (D/2,).
 
     frequencies: radians a token    original: tokens of the context that was first trained on
-    A pair that makes `high` turns or more within it keeps its frequency. One that makes `low` turns
-    or fewer has it divided by `factor`. In between, the share of the old frequency is linear in the
+    A pair that makes `high` turns or more within it keeps its frequency.
+    One that makes `low` turns or fewer has it divided by `factor`.
+    In between, the share of the old frequency is linear in the
     turns: 0 at `low`, 1 at `high`.
     """
     # exercise: turns of each pair in the old context; share of the old frequency, 0 to 1; mix
@@ -186,7 +188,8 @@ def last_rows(cu_q):                                # (B + 1,) -> (B,)
 def llama_block(model, i, x, batch, cache):         # (T, C) -> (T, C)
     """Layer number i: attention is added to x, then the MLP. x itself stays unchanged.
 
-    ops.rope takes model.cos, model.sin and batch.positions. Scores are multiplied by m.scale.
+    ops.rope takes model.cos, model.sin and batch.positions.
+    Scores are multiplied by m.scale.
     cache.attend takes the layer's number and returns (T, H, D); layer.o takes (T, H·D).
     There is no ops.add: write x = x + …. Nothing here needs a copy of x.
     """

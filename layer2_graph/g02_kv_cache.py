@@ -2,9 +2,11 @@
 
 B: sequences   T: new tokens   N: tokens of a context, new ones included   room: slots a sequence
 L: layers   H: query heads   G: key and value heads   D: head width
-A slot holds one token's keys and values of a layer: 2·G·D numbers. A cache has L·B·room slots.
-Without it a step computes all N tokens again: N times the FLOPs of each layer's matrices. With it a
-step computes one token of a sequence; it reads the weights, and N slots a layer and sequence.
+A slot holds one token's keys and values of a layer: 2·G·D numbers.
+A cache has L·B·room slots.
+Without it a step computes all N tokens again: N times the FLOPs of each layer's matrices.
+With it a step computes one token of a sequence; it reads the weights, and N slots a layer and
+sequence.
 """
 
 from collections.abc import Sequence
@@ -49,8 +51,8 @@ def wasted_share(lens, size):
     """The share of the reserved slots that have no token, from 0 to 1.
 
     lens: [tokens of each sequence], each at least 1    size: slots of a piece
-    A sequence holds as few whole pieces as it needs. A contiguous cache gives each sequence one
-    large piece, a paged one several small ones.
+    A sequence holds as few whole pieces as it needs.
+    A contiguous cache gives each sequence one large piece, a paged one several small ones.
     """
     # exercise: how many pieces does a sequence hold?
     slots = sum(-(-n // size) * size for n in lens)
@@ -122,7 +124,8 @@ class ContiguousCache:
     """The keys and values of each sequence in one piece of `room` slots.
 
     Its memory is that of a PagedCache with one page of `room` slots for each sequence, so a kernel
-    that writes into pages can write into it. It is read without block tables.
+    that writes into pages can write into it.
+    It is read without block tables.
     """
 
     def __init__(self, config: Config, sequences: int, room: int,
@@ -205,8 +208,8 @@ class Work:
 
     Counted from the arrays of each call, each array once: 2 FLOPs a weight and row, 4·D a query
     head and pair of tokens; bytes of weights, of activations, of keys and values that attention
-    reads. rows: rows multiplied with a matrix, over all matrices. Norms, SwiGLU and the rotation
-    are not counted, as in day01_roofline.
+    reads. rows: rows multiplied with a matrix, over all matrices.
+    Norms, SwiGLU and the rotation are not counted, as in day01_roofline.
     """
 
     def __init__(self) -> None:

@@ -6,7 +6,8 @@ H: query heads   G: key and value heads   F: mlp width   V: vocabulary
 still run, in one launch
 
 What can be merged: matrices on the same x (stack their rows), a factor on each input (scale the
-columns), a factor and a shift on each output (scale the rows, add to the bias). Latent attention
+columns), a factor and a shift on each output (scale the rows, add to the bias).
+Latent attention
 moves brackets: (q W) · c instead of q · (W c), so that no key is ever computed.
 """
 
@@ -37,9 +38,10 @@ def predict_merged_launches() -> int:
 def merge_rows(matrices: Sequence[tuple]) -> tuple[Tensor, Tensor | None]:
     """Stack matrices that multiply the same input: [(weight, bias)] -> (weight, bias).
 
-    weight: (numbers out, numbers in)    bias: (numbers out,) or None. The results lie side by side,
-    in the order of `matrices`. If no matrix has a bias, the merged bias is None. If some have one,
-    a missing bias counts as zeros with the dtype of its weight.
+    weight: (numbers out, numbers in)    bias: (numbers out,) or None
+    The results lie side by side, in the order of `matrices`.
+    If no matrix has a bias, the merged bias is None.
+    If some have one, a missing bias counts as zeros with the dtype of its weight.
     """
     widths = {weight.shape[1] for weight, _ in matrices}
     if len(widths) != 1:
@@ -96,10 +98,11 @@ def merged_block(model, i, x, batch, cache):        # (T, C) -> (T, C)
 class MergedLlama(Llama):
     """g01's Llama with q, k and v in one matrix, and gate and up in one.
 
-    It takes the same weights and copies five matrices of each layer into two. In its own `weights`
-    the five are views of the two, so no number is stored twice once the caller drops its own.
-    q, k, v, gate and up are views of wider rows. The kernels of torch and triton accept such views;
-    attention of cuda copies them first if T > 1.
+    It takes the same weights and copies five matrices of each layer into two.
+    In its own `weights` the five are views of the two, so no number is stored twice once the caller
+    drops its own.
+    q, k, v, gate and up are views of wider rows.
+    The kernels of torch and triton accept such views; attention of cuda copies them first if T > 1.
     """
 
     def __init__(self, config: Config, weights: dict[str, Tensor], ops: Kernels):
@@ -137,7 +140,8 @@ class MergedLlama(Llama):
 def fold_norm(norm: Tensor, weight: Tensor) -> Tensor:      # (C,), (N, C) -> (N, C)
     """weight · diag(norm): the matrix for an input without the norm's weights.
 
-    Rounded once, to the dtype of weight. The bias of the matrix does not change.
+    Rounded once, to the dtype of weight.
+    The bias of the matrix does not change.
     """
     exact = torch.promote_types(weight.dtype, torch.float32)
     return (weight.to(exact) * norm.to(exact)).to(weight.dtype)
@@ -173,7 +177,9 @@ def fold_batch_norm(weight: Tensor, bias: Tensor | None, mean: Tensor, variance:
 
     weight: (O, inputs of a group, height, width), or with more or fewer axes    bias: (O,) or None
     The norm maps an output z to (z - mean) / sqrt(variance + eps) · gamma + beta; all four are
-    (O,). Groups, stride and padding do not change. Rounded once, to the dtype of weight.
+    (O,).
+    Groups, stride and padding do not change.
+    Rounded once, to the dtype of weight.
     """
     exact = torch.promote_types(weight.dtype, torch.float32)
     w, mean, variance, gamma, beta = (a.to(exact) for a in (weight, mean, variance, gamma, beta))
@@ -240,8 +246,8 @@ def attend_absorbed(q: Tensor, turned: Tensor, c: Tensor, k_turned: Tensor, w_k:
 def mla_flops(T: int, N: int, H: int, D: int, R: int, E: int, absorbed: bool) -> int:
     """FLOPs of latent attention in a layer, for T new tokens of a sequence of N.
 
-    From queries and latents to the heads' results; letters as in attend_expanded. Pairs that the
-    causal mask hides are not counted.
+    From queries and latents to the heads' results; letters as in attend_expanded.
+    Pairs that the causal mask hides are not counted.
     """
     rows = T if absorbed else N         # tokens that w_k and w_v multiply
     width = R if absorbed else D        # of a score, without its rotated part

@@ -1,8 +1,9 @@
 """g04 · A graph you can rewrite: capture, find a pattern, replace it, compare, plan the memory
 
 T: tokens   C: model width   H: query heads   G: key and value heads   D: head width   F: mlp width
-A node is a call in a graph. A launch is what launches.py counts; a node that makes a view is not
-one. A storage is memory that a launch made; a tensor and its views share one.
+A node is a call in a graph.
+A launch is what launches.py counts; a node that makes a view is not one.
+A storage is memory that a launch made; a tensor and its views share one.
 &  merged: two operations become one, with combined weights
 +  fused: two operations are computed in one launch
 L layers of PyTorch's own operations make 47·L launches for T > 1.
@@ -101,7 +102,8 @@ class PlainLayer(torch.nn.Module):
 class PlainLayers(torch.nn.Module):
     """The first `count` layers of a g01 Llama, for one sequence of T tokens from position 0 on.
 
-    All layers by default. ValueError for a model with biases or with norms of q and k.
+    All layers by default.
+    ValueError for a model with biases or with norms of q and k.
     """
 
     def __init__(self, model: Llama, count: int | None = None):
@@ -150,9 +152,9 @@ def fuse_swiglu(module: GraphModule, ops: Kernels) -> int:
 def merge_matmuls(module: GraphModule, ops: Kernels) -> int:
     """Merges the matrices that multiply the same x (&). Returns the number of launches saved.
 
-    A group holds calls LINEAR(x, w) without bias, x (T, C), w a constant. Its weights are stacked
-    to (N1 + N2 + …, C); one ops.matmul stands before the first call; each old result becomes a
-    slice of its columns.
+    A group holds calls LINEAR(x, w) without bias, x (T, C), w a constant.
+    Its weights are stacked to (N1 + N2 + …, C); one ops.matmul stands before the first call; each
+    old result becomes a slice of its columns.
     """
     # exercise: for each group stack and hold the weights, insert the matmul; then rewrite to slices
     saved = 0
@@ -192,8 +194,9 @@ def lifetimes(launches: Sequence[tuple], returned: Iterable[int]) -> dict[int, t
     """{storage: (born, dies)}: the launch that makes it and the last launch that needs it.
 
     launches: [(uses, makes)], each a tuple of storages    returned: those that the graph returns
-    A storage that no launch makes existed before the run: it is left out. One that is never used is
-    needed while it is written. A returned storage lives to the last launch.
+    A storage that no launch makes existed before the run: it is left out.
+    One that is never used is needed while it is written.
+    A returned storage lives to the last launch.
     """
     # exercise: go through the launches in order
     lives = {}
@@ -208,8 +211,9 @@ def place(sizes: dict[int, int], lives: dict[int, tuple]) -> dict[int, int]:
     """{storage: offset in the arena}; two that live at the same launch do not overlap.
 
     The largest first, of equal sizes the one born earlier; each at the lowest offset where it fits.
-    sizes: in bytes. A launch reads while it writes, so a storage that dies at a launch and one that
-    is born there must not overlap.
+    sizes: in bytes.
+    A launch reads while it writes, so a storage that dies at a launch and one that is born there
+    must not overlap.
     """
     # exercise: for each storage, which bytes are taken while it lives? Use the lowest gap that fits
     offsets = {}
@@ -293,9 +297,11 @@ def run_passes(module: GraphModule, passes: Iterable[Callable], inputs: Sequence
     `module` stays.
 
     passes: functions (module, ops) -> found; unused calls are removed after each. inputs: tensors,
-    the arguments of a run. After each pass the new graph and the captured one run on them and on
-    two random draws of the same shapes. Refused names the pass if a result, or an input that is
-    written into, differs by more than the tolerance of its dtype.
+    the arguments of a run.
+    After each pass the new graph and the captured one run on them and on two random draws of the
+    same shapes.
+    Refused names the pass if a result, or an input that is written into, differs by more than the
+    tolerance of its dtype.
     """
     check(module)
     trials = [inputs, *(random_like(inputs, seed) for seed in (1, 2))]

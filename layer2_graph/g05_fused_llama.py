@@ -2,9 +2,11 @@
 
 T: new tokens of a step   L: layers   C: model width   H: query heads   G: key and value heads
 D: head width   F: mlp width
-g01's layer makes 15 launches, g03's merged one 12. Here each add moves into the norm after it, the
-write into the rotation, SwiGLU into the matrix product before it. FLOPs stay the same, and the
-weights are still read once. A result that stays on the chip need not go through memory.
+g01's layer makes 15 launches, g03's merged one 12.
+Here each add moves into the norm after it, the write into the rotation, SwiGLU into the matrix
+product before it.
+FLOPs stay the same, and the weights are still read once.
+A result that stays on the chip need not go through memory.
 """
 
 import torch  # noqa: F401  (for what an answer may call)
@@ -34,7 +36,8 @@ def predict_numbers_saved(m: Config) -> int:
     """How many activation numbers fused_block saves over g03's layer, for one token and one layer.
 
     Each launch reads each of its inputs once and writes each of its results once; an array changed
-    in place is both. Weights, and what attention reads from the cache, are the same in both.
+    in place is both.
+    Weights, and what attention reads from the cache, are the same in both.
     """
     # exercise: what did one launch write and the next one read back?
     sums = 2 * m.C                      # twice a layer the norm no longer reads the add's result
@@ -51,8 +54,8 @@ def fused_block(model, i: int, x: Tensor, residual: Tensor | None, batch: Batch,
     """Layer i: (x, residual).
     The layer's result is their sum, which the next layer computes.
 
-    x, residual: what the layer before returned. In the first layer x is the embedding and residual
-    is None.
+    x, residual: what the layer before returned.
+    In the first layer x is the embedding and residual is None.
     model.cos and model.sin: tables of rope    cache.k[i], cache.v[i]: the layer's pages
     ops.paged_attention returns (T, H, D), and layer.o takes (T, H·D)
     """
@@ -86,8 +89,9 @@ class FusedLlama(MergedLlama):
 
     The fused kernels take no biases and no norms of q and k. A bias of q, k and v, of o or of down
     costs one launch more; a bias of gate and up costs two, because SwiGLU is then a launch of its
-    own. The norms of Qwen 3 cost two launches, and two copies in a step of several tokens: a norm
-    needs contiguous rows, and in the merged result they are not.
+    own.
+    The norms of Qwen 3 cost two launches, and two copies in a step of several tokens: a norm needs
+    contiguous rows, and in the merged result they are not.
     """
 
     def forward(self, batch: Batch, cache: Cache,

@@ -2,9 +2,11 @@
 
 B: sequences of a step   T: its new tokens   size: rows that a graph was recorded for, B at most
 pages: width of the block tables   a launch: as g01 counts them
-Run eagerly, the host asks for every launch, 15 a layer in g01. From a graph it asks once, after
-copying the Batch into the buffers that the graph reads. A recording freezes everything that the
-host decided: shapes, addresses, Python numbers. So rows are padded up to a recorded size.
+Run eagerly, the host asks for every launch, 15 a layer in g01.
+From a graph it asks once, after copying the Batch into the buffers that the graph reads.
+A recording freezes everything that the
+host decided: shapes, addresses, Python numbers.
+So rows are padded up to a recorded size.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -54,8 +56,9 @@ def tensors(tree):
 def replay(calls):
     """Make every recorded call again, in order, on the same arrays.
 
-    calls: [Call]. The contents of an array may have changed since the recording; its address has
-    not. What a call returns is copied into its recorded result: later calls, and the reader of the
+    calls: [Call].
+    The contents of an array may have changed since the recording; its address has not.
+    What a call returns is copied into its recorded result: later calls, and the reader of the
     output, look there.
     """
     # exercise: make each call again, and copy what it returns into the recorded result
@@ -69,11 +72,13 @@ class Tape(TorchDispatchMode):
     """A stand-in for a CUDA graph on a CPU: .calls of function(ops), .output, .replay().
 
     As on a GPU, a replay runs none of the function's Python code, so everything that Python decided
-    is frozen. A replay reads the present contents of the arrays and overwrites the previous output.
+    is frozen.
+    A replay reads the present contents of the arrays and overwrites the previous output.
     item(), tolist(), masks and the like, which would stop a capture on a GPU, raise a CaptureError
-    here. A call into the table `ops` is one launch; its launcher stands for the kernel, so it may
-    read contents, and it runs again on a replay. Recording here makes the calls; a GPU only records
-    them.
+    here.
+    A call into the table `ops` is one launch; its launcher stands for the kernel, so it may read
+    contents, and it runs again on a replay.
+    Recording here makes the calls; a GPU only records them.
     """
 
     def __init__(self, function: Callable, ops: Kernels):
@@ -167,8 +172,8 @@ def capture(function: Callable, ops: Kernels, device: torch.device | str,
 
     function: uses arrays whose addresses do not change, and kernels of the table that it is given.
         On a GPU it runs once before the recording, on a CPU while recording.
-    pool: of torch.cuda.graph_pool_handle(): graphs that never run at once may share its memory. A
-        Tape has arrays of its own.
+    pool: of torch.cuda.graph_pool_handle(): graphs that never run at once may share its memory.
+        A Tape has arrays of its own.
     CaptureError on a CPU, torch's RuntimeError on a GPU, if the host would read an array.
     """
     if torch.device(device).type == "cuda":
@@ -198,7 +203,8 @@ class Example:
 
 def predict_host_launches() -> int:
     """How often the host asks the device for something in a decode step that runs from a graph of
-    exactly the batch's size. The arrays of the step are on the device already."""
+    exactly the batch's size.
+    The arrays of the step are on the device already."""
     # exercise: the replay is one request. What does it read, and how does that get there?
     return 6 + 1
 
@@ -229,7 +235,8 @@ def padded_share(sizes, batch):
 
 def memory(tape):
     """The most bytes that a recording needs at one time, if every array is freed after its last use
-    and the output is never freed. A real allocator needs at least this much."""
+    and the output is never freed.
+    A real allocator needs at least this much."""
     def storages(tree):
         return {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors(tree)}
 
@@ -255,9 +262,10 @@ def pad_step(buffers, batch, size):
     """Copies a step into the first B rows of the buffers; makes the rows from B to `size` harmless.
 
     buffers: a Batch with more rows    batch: a Batch with B = T, B at most size
-    In place: the graph reads the buffers at their old addresses. A padded row gets slot -1, so it
-    writes nothing, and length 1, so attention reads one key. In cu_q it is a sequence of one new
-    token. Its token, position and pages may stay as they are.
+    In place: the graph reads the buffers at their old addresses.
+    A padded row gets slot -1, so it writes nothing, and length 1, so attention reads one key.
+    In cu_q it is a sequence of one new token.
+    Its token, position and pages may stay as they are.
     """
     # exercise: 1. copy each array of the step into its buffer; 2. set slots, lens, cu_q of padding
     B = len(batch.lens)
@@ -293,17 +301,17 @@ class GraphRunner:
     If a graph fits the step it is replayed, otherwise the model runs eagerly.
 
     A graph fits by shapes alone: one new token per sequence (T = B), B at most the largest size,
-    block tables at most as wide as the buffers. Contents are never read on the host, because that
-    would make it wait for the GPU.
+    block tables at most as wide as the buffers.
+    Contents are never read on the host, because that would make it wait for the GPU.
     """
 
     def __init__(self, model: Llama, cache: Cache, sizes: Iterable[int], max_batch: int,
                  pages: int):
         """model: has .ops, a table of kernels, and .forward(batch, cache)    pages: widest table
 
-        sizes: to capture; larger ones are reduced to max_batch. Capturing writes nothing into the
-        cache, because all rows are padding. On a GPU the table must not be torch's, which waits for
-        the device.
+        sizes: to capture; larger ones are reduced to max_batch.
+        Capturing writes nothing into the cache, because all rows are padding.
+        On a GPU the table must not be torch's, which waits for the device.
         """
         sizes = list(sizes)
         if not sizes or min(*sizes, max_batch, pages) < 1:
@@ -368,9 +376,10 @@ class Request(NamedTuple):
 def serve(model, cache, requests):
     """([[token]] of each request, [(sequences, new tokens) of each step]), greedily.
 
-    model: a Llama, or a GraphRunner on this cache. Request b is the cache's sequence b. Each step
-    contains the requests that have arrived and are not finished: batches grow and shrink, prompts
-    and decoding are mixed.
+    model: a Llama, or a GraphRunner on this cache.
+    Request b is the cache's sequence b.
+    Each step contains the requests that have arrived and are not finished: batches grow and shrink,
+    prompts and decoding are mixed.
     """
     new = [[] for _ in requests]
     shapes = []
@@ -439,7 +448,8 @@ def needs(calls):
 
 def end_times(needs: Sequence[set[int]], costs: Sequence[float]) -> list[float]:
     """[time at which each call ends], if each starts as soon as all calls that it waits for have
-    ended, and at 0 if it waits for none. The largest is the length of the critical path.
+    ended, and at 0 if it waits for none.
+    The largest is the length of the critical path.
 
     needs: for each call the set of earlier calls, by number, that it waits for
     costs: the cost of each call, 0 or more

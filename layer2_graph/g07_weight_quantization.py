@@ -2,10 +2,12 @@
 
 N, K: numbers out and in of a matrix w    group: neighbours in a row of w that share a scale
 levels: what the codes 0, 1, 2 … stand for, from 0 up; code -q stands for -levels[q]
-w ≈ levels[code] · scale. A weight costs the bits of its code, plus those of a scale over `group`.
+w ≈ levels[code] · scale.
+A weight costs the bits of its code, plus those of a scale over `group`.
 
 A decode step reads each weight once and is limited by memory, so fewer bits take less time, if the
-kernel unpacks codes in registers. No formula gives the loss of quality; it is measured.
+kernel unpacks codes in registers.
+No formula gives the loss of quality; it is measured.
 """
 
 import math
@@ -36,8 +38,8 @@ SHRINK = tuple(1 - i / 20 for i in range(20))       # factors of the largest sca
 def float_levels(exponent: int, mantissa: int, largest: float) -> tuple[float, ...]:
     """All values from 0 to `largest` of a float with these bits, in the order of the bit patterns.
 
-    The bias is 2^(exponent - 1) - 1; exponent 0 has the subnormal numbers. Source: Open Compute
-    Project, "OCP Microscaling Formats", 2023, 5.3.
+    The bias is 2^(exponent - 1) - 1; exponent 0 has the subnormal numbers.
+    Source: Open Compute Project, "OCP Microscaling Formats", 2023, 5.3.
     """
     bias = 2 ** (exponent - 1) - 1
     steps = 2 ** mantissa
@@ -113,7 +115,8 @@ def pack(codes: Tensor, low: int, top: int) -> Tensor:          # (N, K) -> (byt
     """Codes from low to top packed n to a byte, uint8, row after row; n and radix as of in_a_byte.
 
     A digit is the code minus low, so it is 0 or more. n digits make a byte: the first counts ones,
-    the second `radix`, the third `radix`², and so on. Zeros fill the last byte.
+    the second `radix`, the third `radix`², and so on.
+    Zeros fill the last byte.
     """
     n, radix = in_a_byte(low, top)
     # exercise: digits, n to a byte, each times its power of radix
@@ -183,7 +186,8 @@ def least_error_scales(w: Tensor, levels: Sequence[float],
 def mx_scales(w: Tensor, levels: Sequence[float], group: int) -> Tensor:  # (…, K / group)
     """Powers of two, 8 bits each, so that the largest |w| gets the exponent of the last level.
 
-    Values beyond the last level are clipped. Source: OCP, as above, section 6.3; group is 32.
+    Values beyond the last level are clipped.
+    Source: OCP, as above, section 6.3; group is 32.
     """
     largest = grouped(w, group).abs().amax(-1)
     return torch.exp2(largest.frexp()[1] - math.frexp(levels[-1])[1]) * (largest > 0)
@@ -303,7 +307,8 @@ def perplexity(model: Llama, documents: Sequence[Sequence[int]], rows: int = 16)
 def hessians(model: Llama, documents: Sequence[Sequence[int]]) -> dict[str, Tensor]:
     """{name of a matrix: (K, K)}: the sum of x xᵀ over all inputs x of the matrix in the documents.
 
-    In fp32 at least. It is half the second derivative of the squared error of w x by a row of w.
+    In fp32 at least.
+    It is half the second derivative of the squared error of w x by a row of w.
     """
     model.config.expect_plain()
     names = {id(w): name for name, w in model.weights.items() if is_matrix(name)}
@@ -330,9 +335,11 @@ def gptq(w: Tensor, hessian: Tensor, levels: Sequence[float],
          scales: Tensor) -> Tensor:             # (N, K), (K, K), …, (N, K / group) -> (N, K)
     """Codes, int8, column by column; later columns correct the error of earlier ones.
 
-    U = inverse_root(hessian). Let e = column k minus its dequantised codes, (N, 1). The best
-    correction, for inputs with this Hessian, is to subtract e · U[k, j] / U[k, k] from each later
-    column j. Source: "GPTQ", Frantar, Ashkboos, Hoefler and Alistarh, 2023.
+    U = inverse_root(hessian).
+    Let e = column k minus its dequantised codes, (N, 1).
+    The best correction, for inputs with this Hessian, is to subtract e · U[k, j] / U[k, k] from
+    each later column j.
+    Source: "GPTQ", Frantar, Ashkboos, Hoefler and Alistarh, 2023.
     """
     upper = inverse_root(hessian)
     w = w.clone()
@@ -388,8 +395,9 @@ def packed_matmul(ops: Kernels) -> Kernels:
 def quantize_llama(model: Llama, bits: int, group: int) -> Llama:
     """A Llama with every matrix, the head included, packed for k15.
 
-    bits: 4 or 8    group: a power of two, 16 or more. If the head is the embedding, an unpacked
-    copy stays for looking up tokens. ValueError if the group does not divide a row.
+    bits: 4 or 8    group: a power of two, 16 or more
+    If the head is the embedding, an unpacked copy stays for looking up tokens.
+    ValueError if the group does not divide a row.
     """
     def packed(w):
         return PackedWeight(*quantize_weight(w, bits, group), bits, group)

@@ -2,11 +2,13 @@
 
 T: tokens   K: numbers in of a matrix, its channels   N: numbers out   C, F: model and mlp width
 L: layers   G: kv heads   D: head width   P: pages   S: slots of a page
-levels, codes, scales: as in g07. A row is one token, or one of a matrix's N.
+levels, codes, scales: as in g07.
+A row is one token, or one of a matrix's N.
 
 A product of codes is a sum of small integers, which tensor cores compute at twice the rate of 16
-bits. A row's scale can be taken out of the sum, a channel's cannot. A cache of codes takes fewer
-bytes.
+bits.
+A row's scale can be taken out of the sum, a channel's cannot.
+A cache of codes takes fewer bytes.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,7 +47,8 @@ def int_levels(bits: int) -> tuple[float, ...]:
 def predict_kv_bytes():
     """Bytes of cache for one token of the small model, with keys and values in int8.
 
-    4 layers, 2 kv heads of width 32. One fp16 scale for each key and each value of each head.
+    4 layers, 2 kv heads of width 32.
+    One fp16 scale for each key and each value of each head.
     """
     # exercise: how many bytes does one head's key take, and how many such rows does a token have?
     return 4 * 2 * 2 * (32 + 2)
@@ -58,8 +61,8 @@ def quantize_tokens(x: Tensor,
                     levels: Sequence[float]) -> tuple[Tensor, Tensor]:  # (T, K) -> (T, K), (T, 1)
     """Codes, int8, and one scale for each token, which maps its largest |x| to the last level.
 
-    Scales keep x's dtype; they are used for one matmul and not stored. ValueError where x is not
-    finite.
+    Scales keep x's dtype; they are used for one matmul and not stored.
+    ValueError where x is not finite.
     """
     if not x.isfinite().all():
         raise ValueError("quantize_tokens: x has values that are not finite, expected none")
@@ -85,8 +88,9 @@ def split_matmul(x: Tensor, w: Tensor, columns: Tensor,
                  levels: Sequence[float]) -> Tensor:    # (T, K), (N, K) -> (T, N)
     """x wᵀ with some columns unrounded and all others as codes times codes.
 
-    columns: int64 indices of the outlier columns, any number of them. The scales are computed
-    without these columns. Source: "LLM.int8()", Dettmers, Lewis, Belkada and Zettlemoyer, 2022.
+    columns: int64 indices of the outlier columns, any number of them.
+    The scales are computed without these columns.
+    Source: "LLM.int8()", Dettmers, Lewis, Belkada and Zettlemoyer, 2022.
     """
     # exercise: 1. the outlier columns, unrounded   2. the rest, with those columns set to zero
     outliers = torch.zeros(x.shape[1], dtype=torch.bool, device=x.device)
@@ -150,7 +154,8 @@ def dynamic(model: Llama, levels: Sequence[float]) -> Llama:
 def static(model: Llama, levels: Sequence[float], maxima: Mapping[str, Tensor]) -> Llama:
     """A Llama that rounds its activations with one fixed scale per matrix.
 
-    maxima: channel_maxima of a sample. Larger values are clipped.
+    maxima: channel_maxima of a sample.
+    Larger values are clipped.
     """
     def matmul(name, x, w):
         scale = maxima[name].max().reshape(1, 1) / levels[-1]       # (1, 1)
@@ -186,7 +191,9 @@ def readers(model: Llama) -> Iterator[tuple[str, list[str]]]:
 def smoothed(model: Llama, maxima: Mapping[str, Tensor], alpha: float = 0.5) -> Llama:
     """A Llama with smoothed inputs of q, k, v, gate, up and down.
 
-    For `down`, the rows of `up` take 1 / s. `o` is unchanged. ValueError if `up` has a bias.
+    For `down`, the rows of `up` take 1 / s.
+    `o` is unchanged.
+    ValueError if `up` has a bias.
     maxima: channel_maxima of a sample
     """
     w = dict(model.weights)
@@ -257,8 +264,8 @@ def write_quantized(x: Tensor, codes: Tensor, scales: Tensor, slots: Tensor,
                     levels: Sequence[float]) -> None:   # (T, G, D), (P, S, G, bytes), (P, S, G)
     """Write the codes and scales of new keys or values into their slots, in place.
 
-    slots: (T,) int64, page · S + place; a token with slot -1 is not written. Each token and head
-    has one scale, absmax_scales(x, levels, D), rounded to fp16.
+    slots: (T,) int64, page · S + place; a token with slot -1 is not written.
+    Each token and head has one scale, absmax_scales(x, levels, D), rounded to fp16.
     """
     # exercise: select the tokens that have a slot; then their scales; then their packed codes
     known = slots >= 0

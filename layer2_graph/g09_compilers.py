@@ -1,8 +1,9 @@
 """g09 · Let a compiler do it: graphs and their guards, your kernel in them, and what was fused
 
 T: tokens   C: model width   P: pages   S: slots a page   G: key and value heads   D: head width
-A compiler needs a graph. Dynamo makes it by running bytecode on tensors without numbers, and guards
-what it assumed. One layer in PyTorch's own operations has 45 launches, and g05's by hand 8.
+A compiler needs a graph.
+Dynamo makes it by running bytecode on tensors without numbers, and guards what it assumed.
+One layer in PyTorch's own operations has 45 launches, and g05's by hand 8.
 """
 
 import re
@@ -91,7 +92,8 @@ def energy_whole(x: Tensor, n: Tensor, limit: float) -> Tensor:     # (T, C), ()
 def one_graph(step: Callable, example: Tensor, backend: Callable) -> Callable:
     """step(x (T, C)) compiled, and called once with the example: one graph for all T from 2 on.
 
-    C stays a number in it. ValueError for an example of one row: 0 and 1 are never symbols.
+    C stays a number in it.
+    ValueError for an example of one row: 0 and 1 are never symbols.
     """
     if example.shape[0] < 2:
         raise ValueError(f"one_graph: the example has {example.shape[0]} rows, expected 2 or more")
@@ -108,8 +110,9 @@ def one_graph(step: Callable, example: Tensor, backend: Callable) -> Callable:
 def register_norm(name: str, kernel: Callable) -> Callable:
     """The operator `name`: kernel(x (…, C), w (C,), eps) as compilers see it.
 
-    The kernel changes nothing. Its result has x's shape and dtype, and new memory, row after row,
-    whatever the strides of x. Registering a name again replaces it.
+    The kernel changes nothing.
+    Its result has x's shape and dtype, and new memory, row after row, whatever the strides of x.
+    Registering a name again replaces it.
     """
     # exercise: types of arguments and result; the call; a result of that form without numbers
     @torch.library.custom_op(name, mutates_args=())
@@ -141,7 +144,8 @@ def fusions(text: str) -> dict[str, int]:
     """{kind: count} of the fusions that a run of an XLA module launches.
 
     text: its optimised HLO. ENTRY { … } runs, an instruction a line; other computations are called
-    by those lines. A fusion's line has ` fusion(` and later `kind=kLoop` or the like.
+    by those lines.
+    A fusion's line has ` fusion(` and later `kind=kLoop` or the like.
     """
     if not re.search(r"^ENTRY ", text, re.M):
         raise ValueError("fusions: no ENTRY in this text; expected XLA's optimised module")

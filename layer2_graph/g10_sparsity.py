@@ -4,8 +4,9 @@ N, K: numbers out and in of a matrix w    T: tokens
 saliency: what the loss gains where a weight goes
 2:4: of each four neighbours of a row, two stay    meta: where these two stood, 2 bits each
 S: slots of a page    P: pages of a sequence    H: query heads    G: kv heads    D: head width
-A matrix in 2:4 takes 9/16 of its 16-bit bytes, and half of its products. Of a context, a decode
-step that loads c of P pages reads c/P of the keys and values, and 2/S of the keys to choose them.
+A matrix in 2:4 takes 9/16 of its 16-bit bytes, and half of its products.
+Of a context, a decode step that loads c of P pages reads c/P of the keys and values, and 2/S of the
+keys to choose them.
 """
 
 from pathlib import Path
@@ -47,7 +48,8 @@ def saliency(w: Tensor, hessian: Tensor) -> Tensor:     # (N, K), (K, K) -> (N, 
     """What the squared error of x wᵀ gains if one weight becomes 0, each alone.
 
     hessian: the sum of x xᵀ over rows x of a text, as g07's `hessians` has it: half the second
-    derivative. ValueError if it is not as wide as a row.
+    derivative.
+    ValueError if it is not as wide as a row.
     Source: LeCun, Denker and Solla, "Optimal brain damage", 1989.
     """
     if hessian.shape != 2 * w.shape[1:]:
@@ -59,7 +61,8 @@ def saliency(w: Tensor, hessian: Tensor) -> Tensor:     # (N, K), (K, K) -> (N, 
 
 def keep_2_4(score: Tensor) -> Tensor:              # (N, K) -> (N, K) bool
     """Which two of each four neighbours of a row stay: those with the largest scores, of equal
-    ones the earlier. ValueError unless K is a multiple of 4."""
+    ones the earlier.
+    ValueError unless K is a multiple of 4."""
     if score.shape[1] % 4:
         raise ValueError(f"keep_2_4: rows of {score.shape[1]} numbers, expected a multiple of 4")
     # exercise: groups of four, the order of their scores, True for the first two
@@ -73,8 +76,10 @@ def pack_2_4(w: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:     # -> (N, K /
     """(values, meta) of a matrix in 2:4.
 
     w, keep: (N, K), K a multiple of 8    values: what stays, in w's dtype, in the order of a row
-    meta: uint8. A place in a group of four takes 2 bits; the lowest are of the first value. A byte
-    has four places, of two groups. ValueError where a group does not keep 2.
+    meta: uint8.
+    A place in a group of four takes 2 bits; the lowest are of the first value.
+    A byte has four places, of two groups.
+    ValueError where a group does not keep 2.
     """
     check_2_4("pack_2_4", keep)
     # exercise: values by the mask; the column of each, modulo 4; four places to a byte
@@ -107,7 +112,8 @@ def unpack_2_4(values: Tensor, meta: Tensor) -> Tensor:     # (N, K / 2), (N, K 
 def sparse_mma(x: Tensor, values: Tensor, meta: Tensor) -> Tensor:      # (T, K), … -> (T, N)
     """x wᵀ for a packed w, on sparse tensor cores. x and values are fp16, the result is fp32.
 
-    K a multiple of 32; rows are neighbours. ValueError or TypeError otherwise.
+    K a multiple of 32; rows are neighbours.
+    ValueError or TypeError otherwise.
     """
     check_operands("sparse_mma", x, values, 2)
     if meta.dtype != torch.uint8 or meta.shape != (len(values), x.shape[1] // 8):
@@ -147,7 +153,8 @@ def launch(kernel, x, *matrix):
 
 def page_extremes(k_pages: Tensor, tables: Tensor, N: int) -> tuple[Tensor, Tensor]:
     """(low, high), each (P, G, D): the least and the largest of the keys of each page of a sequence
-    of N tokens, number by number. Slots that hold nothing yet do not count.
+    of N tokens, number by number.
+    Slots that hold nothing yet do not count.
 
     k_pages: (pages, S, G, D)    tables: (P,) int32, the sequence's pages in order
     An engine keeps them beside the pages, and updates them with each key that it writes.
@@ -161,8 +168,9 @@ def page_extremes(k_pages: Tensor, tables: Tensor, N: int) -> tuple[Tensor, Tens
 def page_bound(q: Tensor, low: Tensor, high: Tensor) -> Tensor:     # (H, D), … -> (P, H)
     """A bound of q · k for each head, over all keys k of a page, as near as low and high allow.
 
-    low, high: (P, G, D), extremes of a page's keys. Heads h · R to h · R + R - 1, R = H // G, read
-    kv head h. Source: Tang and others, "Quest", 2024.
+    low, high: (P, G, D), extremes of a page's keys.
+    Heads h · R to h · R + R - 1, R = H // G, read kv head h.
+    Source: Tang and others, "Quest", 2024.
     """
     # exercise: number by number, which end of low … high makes the product largest?
     R = len(q) // low.shape[1]
@@ -175,9 +183,10 @@ def chosen_table(bounds: Tensor, table: Tensor, N: int, S: int,
                  budget: int) -> tuple[Tensor, int]:    # (P, H), (P,) -> (chosen,), int
     """(table, len) of a sequence of N tokens that has only its chosen pages, in the old order.
 
-    The last page is always among them: it holds the newest token, and may be part empty. The others
-    are those with the largest bounds of any head; of equal ones the earlier. `budget` pages, or all
-    if there are no more. ValueError if budget is below 1.
+    The last page is always among them: it holds the newest token, and may be part empty.
+    The others are those with the largest bounds of any head; of equal ones the earlier.
+    `budget` pages, or all if there are no more.
+    ValueError if budget is below 1.
     """
     if budget < 1:
         raise ValueError(f"chosen_table: budget {budget}, expected 1 page or more")
@@ -192,8 +201,8 @@ def chosen_table(bounds: Tensor, table: Tensor, N: int, S: int,
 class ChosenPages(PagedCache):
     """A PagedCache whose decode steps load at most `budget` pages of each sequence and layer.
 
-    Other steps, in which a sequence has no new token or several, load all. With a budget of all
-    pages, or more, the answers are PagedCache's.
+    Other steps, in which a sequence has no new token or several, load all.
+    With a budget of all pages, or more, the answers are PagedCache's.
     """
 
     budget = 1

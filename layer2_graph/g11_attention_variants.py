@@ -4,7 +4,8 @@ T: new tokens   N: a context, new tokens included   C: model width   L: layers
 H: query heads   G: key and value heads   D: head width   P: pages   S: slots of a page
 R: width of a latent   E: width of a key's rotated part   W: window   A: sinks, the first tokens
 A token and layer keep 2·H·D numbers (MHA), 2·G·D (GQA), 2·D (MQA) or R + E (MLA). A window keeps
-those of W + A tokens, however long the context. A decode step reads what is kept, once.
+those of W + A tokens, however long the context.
+A decode step reads what is kept, once.
 """
 
 from collections.abc import Sequence
@@ -30,7 +31,8 @@ __all__ = ["LatentCache", "LatentLayer", "LatentLlama", "LatentPages", "WindowCa
 
 def predict_equal_heads():
     """How many heads, each with a key and a value of width 16, a token and layer could keep in the
-    numbers of a latent of 32 and a rotated part of 16. It need not be a whole number."""
+    numbers of a latent of 32 and a rotated part of 16.
+    It need not be a whole number."""
     # exercise: what does a head keep of a token, and what does a latent?
     return (32 + 16) / (2 * 16)
 
@@ -46,8 +48,8 @@ def cache_numbers(kind: str, H: int, G: int, D: int, R: int, E: int, N: int, W: 
                   A: int) -> int:
     """Numbers that one layer keeps of one context of N tokens.
 
-    kind: "mha", "mqa", "gqa", "mla" or "window", which keeps the keys and values of G heads. A
-    kind takes the letters it needs.
+    kind: "mha", "mqa", "gqa", "mla" or "window", which keeps the keys and values of G heads.
+    A kind takes the letters it needs.
     """
     # exercise: of how many tokens, and how many numbers of each?
     tokens = min(N, W + A) if kind == "window" else N
@@ -238,7 +240,8 @@ def window_mask(T: int, N: int, W: int, A: int) -> Tensor:          # -> (T, N) 
     """True where a query sees a key: itself, the W - 1 before it, and those of the first A
     tokens that are not later.
 
-    The T queries are the last of N tokens. ValueError unless W ≥ 1, A ≥ 0 and T ≤ N.
+    The T queries are the last of N tokens.
+    ValueError unless W ≥ 1, A ≥ 0 and T ≤ N.
     """
     if W < 1 or A < 0 or T > N:
         raise ValueError(f"window_mask: T {T}, N {N}, W {W}, A {A}; expected W of 1 or more, A of "

@@ -2,8 +2,8 @@
 
 T: tokens   C: model width   E: experts   k: experts that a token chooses   F: width of one expert
 B: sequences that decode together   slot: a choice; slot i = token · k + choice, as in k20
-A token costs 2·3·k·C·F FLOPs, and 2·C·E to choose. The layer holds 3·E·C·F weights, and a step
-reads those of the experts that anybody chose.
+A token costs 2·3·k·C·F FLOPs, and 2·C·E to choose.
+The layer holds 3·E·C·F weights, and a step reads those of the experts that anybody chose.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,8 @@ def predict_loaded():
 
 def predict_flops_ratio():
     """FLOPs of an MLP layer with 8 experts of width 128, of which a token chooses 2, over those of
-    one dense MLP of width 256. The model is 96 wide."""
+    one dense MLP of width 256.
+    The model is 96 wide."""
     # exercise: the products of two experts, and what else is multiplied?
     return 1 + 2 * 96 * 8 / (2 * 3 * 96 * 256)
 
@@ -56,7 +57,8 @@ def gate(scores: Tensor, k: int, renormalise: bool = True,
 
     scores: (T, E), any float type; all is computed in fp32    bias: (E,), for choosing alone
     renormalise: the k weights sum to 1; else they stay those of the softmax over all experts
-    experts are int64, the likeliest choice first. Of equal ones any may be chosen.
+    experts are int64, the likeliest choice first.
+    Of equal ones any may be chosen.
     ValueError unless 1 ≤ k ≤ E.
     """
     E = scores.shape[-1]
@@ -111,8 +113,8 @@ def keep_within(experts: Tensor, E: int, capacity: int) -> Tensor:  # (T, k) -> 
 def balance_loss(probabilities: Tensor, experts: Tensor) -> Tensor:     # (T, E), (T, k) -> ()
     """E times the sum over experts of share · mean probability: 1 where all have equal shares.
 
-    The share of the T·k choices is a count, and has no gradient. Source: Switch Transformers
-    (Fedus and others, 2021), there for k = 1.
+    The share of the T·k choices is a count, and has no gradient.
+    Source: Switch Transformers (Fedus and others, 2021), there for k = 1.
     """
     # exercise: shares of choices, mean probabilities, their products
     E = probabilities.shape[1]

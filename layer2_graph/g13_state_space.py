@@ -5,7 +5,8 @@ state: (H, N, P), what is left of the tokens so far   R: states that a server ho
 a: the share of the state that a token keeps, above 0, at most 1; log_a: its logarithm
 A: running sum of log_a from the beginning of a chunk
 A decode step reads and writes the state, 2·H·N·P numbers, for 4·H·N·P FLOPs, however long the text
-is: memory decides. A chunk is products of matrices: Q·(N + P) + 4·N·P FLOPs a token and head.
+is: memory decides.
+A chunk is products of matrices: Q·(N + P) + 4·N·P FLOPs a token and head.
 The chunked form is that of Dao and Gu, "Transformers are SSMs", 2024.
 """
 
@@ -281,8 +282,8 @@ def delta_chunk(q: Tensor, k: Tensor, v: Tensor, log_a: Tensor, beta: Tensor,
     """(y (Q, H, P), state) of Q tokens of the delta rule.
     Arrays as of chunk_step; beta (Q, H)
 
-    What token t adds under its key depends on what tokens before it added: a triangular system. Its
-    solution takes the place of v.
+    What token t adds under its key depends on what tokens before it added: a triangular system.
+    Its solution takes the place of v.
     """
     A = log_a.T.cumsum(-1)                                          # (H, Q)
     keys = k.transpose(0, 1)                                        # (H, Q, N)

@@ -2,8 +2,9 @@
 
 L: layers   C, H, G, D, F, V, R: the sizes of machine.py   B: blocks, one for an SM
 tile: rows of a matrix that an instruction multiplies   counter: one for each stage of each layer
-A step reads every weight once, 2 FLOPs with each, as before. A launch boundary says that all before
-is done. Here each instruction waits for what it reads, and for nothing else.
+A step reads every weight once, 2 FLOPs with each, as before.
+A launch boundary says that all before is done.
+Here each instruction waits for what it reads, and for nothing else.
 """
 
 import random
@@ -49,10 +50,10 @@ MULTIPROCESSORS = {"H100": 132, "H200": 132, "A100": 108}       # NVIDIA's data 
 def predict_instructions():
     """Instructions of a decode step of the nano Llama in tiles of 32 rows.
 
-    2 layers; C = 64, H = 4 and G = 2 heads of D = 16, F = 176, V = 128. In tiles: the embedding's
-    C numbers, and in each layer (H + 2·G)·D rows of q, k and v, C of o, F of the mlp (an
-    instruction makes gate and up) and C of down; then V of the head. Attention: one for each kv
-    head.
+    2 layers; C = 64, H = 4 and G = 2 heads of D = 16, F = 176, V = 128.
+    In tiles: the embedding's C numbers, and in each layer (H + 2·G)·D rows of q, k and v, C of o, F
+    of the mlp (an instruction makes gate and up) and C of down; then V of the head.
+    Attention: one for each kv head.
     """
     # exercise: count the tiles of each stage; a layer has five stages
     return 2 + 2 * (4 + 2 + 2 + 6 + 2) + 4
@@ -81,9 +82,9 @@ def counter(i: int, op: int) -> int:
 def layer_program(i: int, m: Sizes, tile: int) -> list[Instruction]:
     """The instructions of layer i: stages QKV, ATTEND, OUT, MLP and DOWN, in this order.
 
-    Each stage waits for all of the stage before it; QKV for DOWN of the layer before. Rows are
-    (H + 2·G)·D for QKV, C for OUT and DOWN, F for MLP, each in tiles; ATTEND has one instruction
-    for each of the G kv heads.
+    Each stage waits for all of the stage before it; QKV for DOWN of the layer before.
+    Rows are (H + 2·G)·D for QKV, C for OUT and DOWN, F for MLP, each in tiles; ATTEND has one
+    instruction for each of the G kv heads.
     """
     # exercise: for each stage its tiles; what they wait for is the counter of the stage before
     stages = ((QKV, tiles((m.H + 2 * m.G) * m.D, tile)), (ATTEND, tiles(m.G, 1)),
@@ -154,8 +155,9 @@ def first_difference(program: Sequence[Instruction], got: Tensors, want: Tensors
                      tolerance: float = 1e-4) -> str | None:
     """The first instruction of the list whose rows differ, in words; None if none does.
 
-    tolerance: of the largest number of a tensor. NaN differs from all; of what is NaN in `want`,
-    such as cached rows of later positions, nothing is asked.
+    tolerance: of the largest number of a tensor.
+    NaN differs from all; of what is NaN in `want`, such as cached rows of later positions, nothing
+    is asked.
     """
     width = want.mixed.shape[1] // want.keys.shape[2]       # of the query heads of a kv head
     for number, instruction in enumerate(program):
@@ -289,7 +291,8 @@ def schedule(program: Sequence[Instruction], blocks: int, loads: Sequence[float]
     A drawing, no time.
 
     An instruction loads its weights, then computes. loads, work: what both take, for each
-    gap: each stage is a launch: it begins `gap` after the end of all before it. None: one kernel
+    gap: each stage is a launch: it begins `gap` after the end of all before it.
+    None: one kernel
     early: weights are loaded before the wait, else after it
     """
     free = [0.0] * blocks

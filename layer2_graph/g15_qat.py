@@ -3,7 +3,8 @@
 w: a weight   s: the scale of its group   q: its code, from `low` to `top`
 n: weights of a group   ŵ = s · q, which is all that a kernel will ever see
 A step costs what a step of training costs, 6 FLOPs a weight and token, and rounds each weight
-once. Training holds 16 bytes a weight: w, its gradient, and AdamW's two means.
+once.
+Training holds 16 bytes a weight: w, its gradient, and AdamW's two means.
 """
 
 import math
@@ -59,7 +60,8 @@ class Grid(torch.autograd.Function):
     def forward(ctx: Any, w: Tensor, scales: Tensor, low: int, top: int) -> Tensor:
         """(…, K), (…, K / n) -> (…, K): s · q, where q = w / s, rounded and clamped.
 
-        Halfway between two codes q is the even one. It is low at least, and top at most.
+        Halfway between two codes q is the even one.
+        It is low at least, and top at most.
         """
         ctx.save_for_backward(w, scales)
         ctx.bounds = low, top
@@ -76,9 +78,11 @@ class Round(Grid):
         """The gradients of w (…, K) and of the scales (…, K / n), then None for low and for top.
 
         upstream: (…, K), of ŵ
-        A weight is inside if its code needed no clamping. There the gradient of w is that of ŵ, and
-        ∂ŵ/∂s = q - w/s. Outside w has none, and ∂ŵ/∂s = q. The scales' gradient is divided by
-        sqrt(n · top). Source: "Learned Step Size Quantization", Esser and others, 2020.
+        A weight is inside if its code needed no clamping.
+        There the gradient of w is that of ŵ, and ∂ŵ/∂s = q - w/s.
+        Outside w has none, and ∂ŵ/∂s = q.
+        The scales' gradient is divided by sqrt(n · top).
+        Source: "Learned Step Size Quantization", Esser and others, 2020.
         """
         w, scales = ctx.saved_tensors
         low, top = ctx.bounds
@@ -112,7 +116,8 @@ def fake_quantise(w: Tensor, scales: Tensor, low: int, top: int) -> Tensor:     
 def searched_scales(w: Tensor, low: int, top: int, group: int) -> Tensor:   # -> (…, K / group)
     """The scale with the least squared error in each group, of those that g07's search tries.
 
-    The same for codes that reach further down than up. LEAST_SCALE at least.
+    The same for codes that reach further down than up.
+    LEAST_SCALE at least.
     """
     groups = w.unflatten(-1, (-1, group))
     largest = groups.abs().amax(-1) / top
@@ -175,8 +180,8 @@ class Student(ShadowLlama):
     def step(self, tokens: Tensor) -> float:                    # (B, T + 1) -> the loss before it
         """One step of training on these tokens.
 
-        Gradients longer than MAX_NORM, all together, are made that long. Afterwards no scale is
-        below LEAST_SCALE.
+        Gradients longer than MAX_NORM, all together, are made that long.
+        Afterwards no scale is below LEAST_SCALE.
         """
         # exercise: gradients of this step alone, not too long; the optimiser's step; the scales
         self.optimiser.zero_grad()
@@ -209,7 +214,8 @@ def export(weights: Mapping[str, Tensor], scales: Mapping[str, Tensor],
            low: int, top: int) -> dict[str, PackedMatrix | Tensor]:
     """{name: what ships}: a PackedMatrix for each matrix that has scales, an fp16 tensor else.
 
-    low, top: of the grid. A code is w over its own scale in fp16, rounded and clamped as in Grid.
+    low, top: of the grid.
+    A code is w over its own scale in fp16, rounded and clamped as in Grid.
     """
     for name, scale in scales.items():
         if not (scale > 0).all():

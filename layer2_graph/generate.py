@@ -1,7 +1,9 @@
 """Text from a model, computed with one table of kernels:  python -m layer2_graph.generate
 
 It says whose kernel computes each operation, writes the text as it comes, and compares the tokens
-with PyTorch's. Every step takes the likeliest token. All is fp32, so that tokens can be compared.
+with PyTorch's.
+Every step takes the likeliest token.
+All is fp32, so that tokens can be compared.
 
 V: vocabulary
 """

@@ -1,7 +1,7 @@
 """A model from the Hugging Face hub, put where the course finds it:  lab get OWNER/NAME
 
-Only what this floor reads is fetched: config, tokenizer and safetensors. The config comes first, so
-that a model that the course cannot run costs no gigabytes.
+Only what this floor reads is fetched: config, tokenizer and safetensors.
+The config comes first, so that a model that the course cannot run costs no gigabytes.
 """
 
 import re
@@ -28,8 +28,9 @@ def fetch(name, folder, ignore=()):
     """Put a model's files into a folder; -> the revision.
     ModelError if it cannot be run.
 
-    An interrupted download is resumed. Files of an earlier revision that this one lacks are
-    deleted. CourseError if the hub cannot be reached.
+    An interrupted download is resumed.
+    Files of an earlier revision that this one lacks are deleted.
+    CourseError if the hub cannot be reached.
     """
     from huggingface_hub import HfApi, constants, snapshot_download
     from huggingface_hub.errors import HFValidationError, HTTPError, RepositoryNotFoundError

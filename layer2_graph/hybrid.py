@@ -4,8 +4,9 @@ B: sequences   T: new tokens of all   H N P: heads, and both sides of a head's s
 W: tokens of the short convolution   X: its channels, H·(2·N + P)   R: seats, one a request
 A layer's mixer: one matrix makes q, k, v, a gate and a step of each head; q, k and v go through a
 short causal convolution; a = exp(-step · e^rate), and v is multiplied by the step; what is read out
-of the state is normed and multiplied by SiLU(gate). So a request's state is (N, P) numbers a head
-and the last W - 1 inputs of the convolution, in each layer, whatever its length.
+of the state is normed and multiplied by SiLU(gate).
+So a request's state is (N, P) numbers a head and the last W - 1 inputs of the convolution, in each
+layer, whatever its length.
 """
 
 from collections.abc import Iterator, Sequence

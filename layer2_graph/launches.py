@@ -19,9 +19,9 @@ class Launches(TorchDispatchMode):
     """While it is active, it lists launches: with Launches() as seen: …; len(seen.names)
 
     A launch is a call of a kernel of a `Kernels` table, or one of PyTorch's operations that makes
-    or changes an array. Views move nothing and are not counted, nor is memory that is only set
-    aside, nor an array of no numbers, nor are the operations that a kernel's own launcher is made
-    of.
+    or changes an array.
+    Views move nothing and are not counted, nor is memory that is only set aside, nor an array of no
+    numbers, nor are the operations that a kernel's own launcher is made of.
     `seen.counting(table)` is the same table, whose calls count.
     """
 

@@ -18,7 +18,8 @@ MAX_INTEGER = 2**31 - 1
 
 def mixer_of(path, family, entries) -> dict:
     """The fields of a Config that say how wide a latent is, or which layers keep a state and how
-    wide it is: {} in other families. ModelError if an entry is wrong.
+    wide it is: {} in other families.
+    ModelError if an entry is wrong.
     """
     fields = {}
     for name, field in ENTRIES.get(family, {}).items():

@@ -1,7 +1,7 @@
 """Drivers of g10: scores of all matrices of a model, masks by a pattern, what is left.
 
-A score is {name of a matrix: (N, K)}: what has the smallest goes first. A mask is {name: (N, K)
-bool}: True stays.
+A score is {name of a matrix: (N, K)}: what has the smallest goes first.
+A mask is {name: (N, K) bool}: True stays.
 """
 
 from collections.abc import Sequence

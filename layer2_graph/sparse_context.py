@@ -2,7 +2,8 @@
 
 N: tokens    S: slots of a page    P: pages    H, G, D: heads, kv heads, their width
 A rule is visible(q (N, H, D), k (N, G, D), scale) -> (N, N) bool: row t is what query t sees, and
-it is what a decode step at t would see. Reading at once only saves the steps.
+it is what a decode step at t would see.
+Reading at once only saves the steps.
 """
 
 from collections.abc import Callable, Sequence
@@ -126,7 +127,8 @@ def pages(bounds_of: Callable, budget: int) -> Rule:
 
 def evict(mass: Tensor, heavy: int, recent: int) -> Tensor:     # (n,) -> (at most heavy + recent,)
     """Which of n tokens stay, in order: the `recent` last ones, and of the others the `heavy` ones
-    with the largest sums of weights that queries so far gave them. Source: Zhang and others, "H2O",
+    with the largest sums of weights that queries so far gave them.
+    Source: Zhang and others, "H2O",
     2023."""
     n = len(mass)
     old = mass[:max(n - recent, 0)].argsort(descending=True, stable=True)[:heavy].sort().values

@@ -29,8 +29,9 @@ TARGETS = {"rope_and_cache": (6, 7), "write_kv": (2, 3)}
 class Traffic(Launches):
     """Records each launch with its bytes and its inputs: with Traffic() as traffic: …
 
-    Use it as Launches; then traffic.launches has a CountedLaunch for each name. It keeps every
-    array that it has seen alive: memory that is freed and used again would look like the same one.
+    Use it as Launches; then traffic.launches has a CountedLaunch for each name.
+    It keeps every array that it has seen alive: memory that is freed and used again would look like
+    the same one.
     """
 
     def __init__(self) -> None:
@@ -80,8 +81,9 @@ class Traffic(Launches):
 def moved(name, args, result):
     """Bytes that a launch reads and writes: each array once, and only the needed rows of a table.
 
-    Every slot counts as written; -1 must not occur. Attention reads the keys and values of each
-    context once. The embedding counts one row a token.
+    Every slot counts as written; -1 must not occur.
+    Attention reads the keys and values of each context once.
+    The embedding counts one row a token.
     """
     if name in ("index", "embedding"):      # the embedding's rows, and rows of x
         return size(args[1], result) + size(result)

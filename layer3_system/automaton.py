@@ -1,9 +1,11 @@
 """From a regular expression to an automaton over bytes
 
 states: of the automaton
-A character is one to four bytes of UTF-8, and there are states between them. First come nodes that
-may be active together (Thompson, 1968), then a state for each set of them that a text can reach.
-Costs 1 KiB a state. A set may be large and there may be many, so the sum of their sizes is bounded.
+A character is one to four bytes of UTF-8, and there are states between them.
+First come nodes that may be active together (Thompson, 1968), then a state for each set of them
+that a text can reach.
+Costs 1 KiB a state.
+A set may be large and there may be many, so the sum of their sizes is bounded.
 """
 
 from collections.abc import Iterator
@@ -61,7 +63,8 @@ def complement(ranges: Ranges) -> Ranges:
 
 def byte_ranges(first: int, last: int) -> Iterator[list[tuple[int, int]]]:
     """Characters first to last as sequences of byte ranges: each holds the texts of UTF-8 that have
-    a byte of each range. Surrogates, which UTF-8 cannot write, are left out."""
+    a byte of each range.
+    Surrogates, which UTF-8 cannot write, are left out."""
     for low, high in ((0, 0x7F), (0x80, 0x7FF), (0x800, 0xD7FF), (0xE000, 0xFFFF),
                       (0x10000, LAST)):
         if first <= high and last >= low:

@@ -2,7 +2,8 @@
 
     step10.shard0  step10.shard1  step10.manifest
 
-The manifest has the digest of each shard. A step without a manifest is no checkpoint.
+The manifest has the digest of each shard.
+A step without a manifest is no checkpoint.
 """
 
 import fcntl

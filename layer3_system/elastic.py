@@ -2,9 +2,10 @@
 
     torchrun --nproc-per-node 2 --max-restarts 3 -m layer3_system.elastic --save DIR --steps 60
 
-torchrun starts all ranks again when one ends. They go on from the last good checkpoint in DIR, also
-where there are more or fewer of them than wrote it. Where exercises of s31 have passed on the desk,
-their functions do it.
+torchrun starts all ranks again when one ends.
+They go on from the last good checkpoint in DIR, also where there are more or fewer of them than
+wrote it.
+Where exercises of s31 have passed on the desk, their functions do it.
 """
 
 import argparse
@@ -51,7 +52,8 @@ class Parts(NamedTuple):
 
 def remove_old(files: Folder, newest: int, saved: int) -> None:
     """Delete all but the newest checkpoints up to the one that was just saved, each manifest before
-    its shards. Later ones are damaged, or training would go on from there; they stay."""
+    its shards.
+    Later ones are damaged, or training would go on from there; they stay."""
     for step in [step for step in steps(files) if step <= saved][newest:]:
         files.remove(manifest_name(step))
         for name in files.names():

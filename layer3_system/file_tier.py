@@ -1,8 +1,9 @@
 """A file below host memory: pages that outlive the server
 
-One file, a header and then records of one length (s11's `record_of`). The index is in memory alone;
-at the start it is read from the headers of the records. Whatever is odd is a miss: a record that
-was cut, changed or never finished does not match its checksum, which is its last four bytes.
+One file, a header and then records of one length (s11's `record_of`).
+The index is in memory alone; at the start it is read from the headers of the records.
+Whatever is odd is a miss: a record that was cut, changed or never finished does not match its
+checksum, which is its last four bytes.
 The file is read and written by calls, and not mapped into memory: a mapped file that somebody cuts
 short, or for which the disk has no room, ends the process.
 """

@@ -1,8 +1,8 @@
 """From a JSON schema to a pattern of its texts, as far as no stack is needed
 
-A schema without recursion has texts of bounded depth, so they are regular. The pattern writes all
-properties, in their order, with one space after each comma and colon. What it would not enforce is
-refused, never ignored.
+A schema without recursion has texts of bounded depth, so they are regular.
+The pattern writes all properties, in their order, with one space after each comma and colon.
+What it would not enforce is refused, never ignored.
 """
 
 import json

@@ -14,8 +14,9 @@ class Model(Protocol):
     """What an engine needs of a model. g01's Llama is one.
 
     A model whose cache is not keys and values has one more method, make_cache(P, S, dtype, device):
-    an object with the methods of s02's `Pages`, for P pages of S slots. One that keeps a state of
-    each request, like layer 2's HybridLlama, says so by an attribute, has_state.
+    an object with the methods of s02's `Pages`, for P pages of S slots.
+    One that keeps a state of each request, like layer 2's HybridLlama, says so by an attribute,
+    has_state.
     """
 
     config: Config

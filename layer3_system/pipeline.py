@@ -131,7 +131,8 @@ def play(schedules: Sequence[Schedule], needs: Callable[[str, int, int, int], li
 
     schedules: one a rank.  needs(kind, stage, j, stages): the actions that must be over
     cost: time that an action of each kind takes on one rank's layers; a chunk takes its share
-    message: time until another rank has what was sent to it.  Deadlock where ranks wait in a circle
+    message: time until another rank has what was sent to it.
+    Deadlock where ranks wait in a circle
     """
     p = len(schedules)
     chunks = 1 + max((sum(which[1:]) for schedule in schedules for _, *which in schedule),

@@ -187,7 +187,8 @@ def link_seconds(collective: str, size: float, ranks: int, span: int, cluster: C
 def layer_seconds(model: Architecture, cluster: Cluster, plan: TrainingPlan,
                   T: int) -> tuple[float, float]:
     """(cp, ep): seconds that the ring of s25 and the exchanges of s24 take for one micro-batch in
-    an average layer, forward and backward. Recomputing does forward's a second time."""
+    an average layer, forward and backward.
+    Recomputing does forward's a second time."""
     m = model.shape
     latent = model.latent
     width = latent.kv + latent.rope if latent else 2 * m.G * m.D / plan.tp

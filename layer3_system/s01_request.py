@@ -2,7 +2,8 @@
 
 B: sequences of a step   V: vocabulary
 A token depends only on its own sequence's logits, its seed and its position, not on the other
-requests of the step. So an answer can be computed again, alone or in any batch.
+requests of the step.
+So an answer can be computed again, alone or in any batch.
 Sampling reads V numbers a token; a model reads all of its weights.
 """
 
@@ -39,7 +40,8 @@ class Request:
     No two requests are equal.
 
     Each step computes some of its tokens: num_computed chases num_tokens, and when it catches up, a
-    token is sampled. Prefill and decode are nothing more than that.
+    token is sampled.
+    Prefill and decode are nothing more than that.
     """
 
     id: str
@@ -99,8 +101,10 @@ def predict_changed() -> int:
     """The number of a request's 40 random numbers that change when another request joins.
 
     One generator serves the engine: in each step it gives one number to each row, from row 0 on.
-    The request is row 0. The first time it is alone. The second time the generator starts again
-    from the same state, and from the 11th token on another request is row 1.
+    The request is row 0.
+    The first time it is alone.
+    The second time the generator starts again from the same state, and from the 11th token on
+    another request is row 1.
     """
     # exercise: number the generator's outputs 0, 1, 2, …; which of them does row 0 get each time?
     return 40 - 11                  # its 11th number comes before the first of row 1
@@ -110,7 +114,8 @@ def uniform(seed: int, index: int, position: int) -> float:
     """The random number in [0, 1) for one token, the same whenever it is asked for.
 
     seed: of the request, below 2⁶⁴    index: which of the n answers    position: in the answer
-    By the counter-based generator Philox: Salmon, Moraes, Dror and Shaw, 2011. The seed is the key.
+    By the counter-based generator Philox: Salmon, Moraes, Dror and Shaw, 2011.
+    The seed is the key.
     There is no state, so the order of requests cannot matter.
     """
     generator = np.random.Philox(key=seed, counter=[0, 0, index, position])
@@ -131,8 +136,8 @@ def keep_top_k(z: np.ndarray, k: int) -> np.ndarray:    # (V,) -> (V,)
 def keep_top_p(z: np.ndarray, p: float) -> np.ndarray:  # (V,) -> (V,)
     """The logits, with -inf for all but the fewest tokens whose shares add up to p or more.
 
-    The share of a token is exp(logit) divided by the sum of all exp(logit). The token that reaches
-    p is kept, and so are ties with it.
+    The share of a token is exp(logit) divided by the sum of all exp(logit).
+    The token that reaches p is kept, and so are ties with it.
     """
     if p == 1:
         return z
@@ -213,9 +218,9 @@ class Detokenizer:
     def add(self, token: int) -> str:
         """The text to show after one more token; "" while a character is incomplete.
 
-        If the decoded text ends with BROKEN, a byte may be missing: nothing is shown. But once
-        UTF8_BYTES or more tokens have come after the first `whole`, all but the last character is
-        shown.
+        If the decoded text ends with BROKEN, a byte may be missing: nothing is shown.
+        But once UTF8_BYTES or more tokens have come after the first `whole`, all but the last
+        character is shown.
         """
         # exercise: decode and return what is new; if the text is complete, drop the older tokens
         self.tokens.append(token)
@@ -254,9 +259,9 @@ class StopStrings:
     def add(self, text: str) -> str:
         """The text that can be shown now.
 
-        An ending that may be the beginning of a stop string is held back, nothing else. If a
-        complete stop string is there, `found` is the one that starts earliest; it and everything
-        after it are dropped.
+        An ending that may be the beginning of a stop string is held back, nothing else.
+        If a complete stop string is there, `found` is the one that starts earliest; it and
+        everything after it are dropped.
         """
         # exercise: cut at the earliest stop string; else hold back an ending that may become one
         self.held += text
@@ -281,7 +286,8 @@ def finish_reason(request: Request, ends: Sequence[int]) -> str | None:
     """Why the answer ends with its newest token: "stop", "length", or None if it goes on.
 
     ends: tokens with which the model ends a text
-    End and stop tokens count only from min_tokens on. At its limit an answer always ends.
+    End and stop tokens count only from min_tokens on.
+    At its limit an answer always ends.
     """
     params = request.params
     written = len(request.output)

@@ -1,9 +1,10 @@
 """s02 · Pages: an allocator for the memory of keys and values
 
 P: pages of the pool   S: slots of a page, one token each   N: tokens of a sequence   B: sequences
-A sequence has ceil(N / S) pages, anywhere in the pool. At most S - 1 of its slots are empty,
-however long a sequence may become. Sequences that begin alike share pages, which are counted; a
-sequence copies a shared page before it writes into it.
+A sequence has ceil(N / S) pages, anywhere in the pool.
+At most S - 1 of its slots are empty, however long a sequence may become.
+Sequences that begin alike share pages, which are counted; a sequence copies a shared page before it
+writes into it.
 Cost: O(1) work of the host for a page taken or given back.
 """
 
@@ -54,8 +55,8 @@ class BlockPool:
     """Which pages are in use, and in how many tables.
     The keys and values are in `Pages`.
 
-    A table is the list of a sequence's page numbers, in order. It belongs to the sequence; the
-    pool's methods change that list in place.
+    A table is the list of a sequence's page numbers, in order.
+    It belongs to the sequence; the pool's methods change that list in place.
     """
 
     def __init__(self, P: int, S: int = 16):
@@ -90,7 +91,8 @@ class BlockPool:
         """Give back all pages of a table, and empty it.
 
         The last page becomes free first, so it is taken first: the beginning of a text is what
-        others may need again. A page that other tables still name stays in use.
+        others may need again.
+        A page that other tables still name stays in use.
         """
         # exercise: from last to first; a page is free once its count is 0
         for page in reversed(table):

@@ -2,9 +2,10 @@
 
 B: seats of a batch, one answer each   n: requests of a trace
 The first step of a batch computes its prompts and the first token of each answer, each later step
-one token of each answer that has not finished. So a batch takes as many steps as its longest answer
-has tokens. A slot-step is one seat in one step. It gives a token or is idle; every step reads all
-weights, however many seats are idle.
+one token of each answer that has not finished.
+So a batch takes as many steps as its longest answer has tokens.
+A slot-step is one seat in one step.
+It gives a token or is idle; every step reads all weights, however many seats are idle.
 """
 
 from collections import deque
@@ -71,8 +72,9 @@ def predict_useful_share() -> float:
 def padded_tokens(prompts: Sequence[int], B: int) -> int:
     """Number of padding tokens, if each batch is as wide as its longest prompt.
 
-    prompts: [tokens of each prompt]. The first B form a batch, then the next B; the last batch may
-    be smaller, and has no rows for missing prompts.
+    prompts: [tokens of each prompt].
+    The first B form a batch, then the next B; the last batch may be smaller, and has no rows for
+    missing prompts.
     """
     # exercise: for each batch, the tokens computed minus the tokens of its prompts
     batches = [prompts[i:i + B] for i in range(0, len(prompts), B)]
@@ -82,8 +84,8 @@ def padded_tokens(prompts: Sequence[int], B: int) -> int:
 def static_steps(outputs: Sequence[int], B: int) -> int:
     """Total steps of static batches of B, one batch after another.
 
-    outputs: [tokens of each answer], 1 or more. The step that computes the prompts also gives the
-    first token of each answer.
+    outputs: [tokens of each answer], 1 or more.
+    The step that computes the prompts also gives the first token of each answer.
     """
     # exercise: how many steps does each batch take?
     return sum(max(outputs[i:i + B]) for i in range(0, len(outputs), B))
@@ -227,7 +229,8 @@ class StaticScheduler:
 def serve_jobs(engine: "Engine", jobs: Iterable[Job]) -> list[list[int]]:
     """The indices of the jobs that ran in each step: [[index]].
 
-    They are served greedily and to their full lengths, with made-up prompts. All arrive at once.
+    They are served greedily and to their full lengths, with made-up prompts.
+    All arrive at once.
     """
     indices = {}
     steps = []

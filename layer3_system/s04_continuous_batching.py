@@ -1,9 +1,9 @@
 """s04 · Admit at every step: one budget of tokens, no phases
 
 B: requests of a step   T: its tokens, at most the budget   P, S: pages of the pool, slots of each
-Each running request has num_tokens and num_computed; a step computes some of the difference. A new
-prompt lacks all of its tokens, a request in the middle of its answer lacks one. So both can share a
-step, and a finished request leaves after any step and makes room for the next.
+Each running request has num_tokens and num_computed; a step computes some of the difference.
+A new prompt lacks all of its tokens, a request in the middle of its answer lacks one.
+So both can share a step, and a finished request leaves after any step and makes room for the next.
 Costs O(B) on the host a step.
 """
 
@@ -18,7 +18,8 @@ __all__ = ["Scheduler"]
 def predict_two_seats() -> int:
     """Steps until six answers are complete, on two seats, with requests admitted at every step.
 
-    They arrive together and write 8, 2, 2, 2, 8 and 2 tokens, in this order. Each prompt is short:
+    They arrive together and write 8, 2, 2, 2, 8 and 2 tokens, in this order.
+    Each prompt is short:
     it takes one step, which gives the first token.
     """
     # exercise: a whole number of steps: which request holds which seat, and until when?
@@ -81,8 +82,9 @@ class Scheduler:
     def schedule_running(self) -> dict[Request, int]:
         """{request: tokens} for the running requests, oldest first.
 
-        Each gets the tokens it lacks, but leaves one for each request after it. If pages run out,
-        `make_room` preempts the newest requests; a preempted request gets no tokens.
+        Each gets the tokens it lacks, but leaves one for each request after it.
+        If pages run out, `make_room` preempts the newest requests; a preempted request gets no
+        tokens.
         """
         # exercise: for each request `tokens_left`, then `make_room`; leave out preempted ones
         counts = {}
@@ -101,8 +103,8 @@ class Scheduler:
         """Admit waiting requests, first come, first served, while seats, budget and pages last, and
         add their tokens to `counts`. left: what remains of the budget, in tokens
 
-        Stops at the first request that does not fit. A request needs one seat, and one more for
-        each of its forks.
+        Stops at the first request that does not fit.
+        A request needs one seat, and one more for each of its forks.
         """
         # exercise: look only at the head of the queue; stop if it does not fit
         while self.waiting and left > 0:
@@ -128,8 +130,8 @@ class Scheduler:
     def admit(self, request: Request) -> bool:
         """Allocate pages for all tokens of a waiting request; False if there are too few.
 
-        Tokens whose pages the pool already holds need not be computed. One page stays free for each
-        running request, so that the newcomer is not preempted at once.
+        Tokens whose pages the pool already holds need not be computed.
+        One page stays free for each running request, so that the newcomer is not preempted at once.
         """
         self.pool.spare = len(self.running)
         table = [] if request.received else self.pool.match_prefix(request)
@@ -170,7 +172,8 @@ class Scheduler:
 
     def make_room(self, request: Request, n: int) -> int:
         """Find pages for a running request's next n tokens, preempting the newest requests if
-        needed. Returns n, or 0 if the request was itself preempted.
+        needed.
+        Returns n, or 0 if the request was itself preempted.
 
         A request with a draft (s10) may get 1: its guesses are dropped first.
         """

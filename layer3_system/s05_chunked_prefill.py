@@ -2,10 +2,11 @@
 
 N: tokens of a prompt, or of a context   T: new tokens of a sequence in a step   B: sequences
 c: tokens of a chunk   k = ceil(N / c): chunks of a prompt
-A decoding request gets one token a step, so its gap is the time of the step. A whole prompt makes
-one step of N tokens; in chunks it makes k short steps. That costs almost no FLOPs: each token meets
-each weight once and attends to the same keys. It costs bytes: the weights are read k times, and
-each chunk reads the keys and values of all earlier ones again.
+A decoding request gets one token a step, so its gap is the time of the step.
+A whole prompt makes one step of N tokens; in chunks it makes k short steps.
+That costs almost no FLOPs: each token meets each weight once and attends to the same keys.
+It costs bytes: the weights are read k times, and each chunk reads the keys and values of all
+earlier ones again.
 """
 
 from collections.abc import Sequence
@@ -39,8 +40,8 @@ def predict_longest_gap() -> float:
     """The shortest possible gap, in ms, of a decoding request when a whole prompt is computed in
     the same step.
 
-    Llama-3.1-8B, 16-bit weights. 16 sequences decode, each with a context of 2048 tokens. The
-    prompt has 8192 tokens. 989 TFLOP/s, 3.35 TB/s.
+    Llama-3.1-8B, 16-bit weights. 16 sequences decode, each with a context of 2048 tokens.
+    The prompt has 8192 tokens. 989 TFLOP/s, 3.35 TB/s.
     """
     # exercise: within 15 % counts as right; is this step limited by memory or by arithmetic?
     return 2 * 8e9 * 8192 / 989e12 * 1e3        # 2 FLOPs a weight and token of the prompt
@@ -61,8 +62,8 @@ def chunks_of(N: int, decodes: int, budget: int, chunk: int | None = None) -> li
 def tokens_reread(N: int, chunk: int) -> int:
     """How many tokens' keys and values are read again because a prompt of N tokens is split.
 
-    Each step reads the whole context of its chunk once. In one step the prompt would read N tokens;
-    return how many more the chunks read.
+    Each step reads the whole context of its chunk once.
+    In one step the prompt would read N tokens; return how many more the chunks read.
     """
     # exercise: how many tokens come before each chunk?
     return sum(range(0, N, chunk))

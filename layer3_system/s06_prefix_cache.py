@@ -2,10 +2,11 @@
 
 P: pages of the pool   S: slots of a page, one token each   N: tokens
 The keys and values in a page depend on its tokens and all tokens before them, and on nothing else.
-So a full page can serve every request with the same prefix. An index finds the page, by a chain of
-hashes or in a tree of texts, until the page is evicted.
+So a full page can serve every request with the same prefix.
+An index finds the page, by a chain of hashes or in a tree of texts, until the page is evicted.
 Cost on the host for each page: the chain one SHA-256 of 8·S + 32 bytes, the tree one comparison of
-S tokens. Each hit saves all of the model's work for a token.
+S tokens.
+Each hit saves all of the model's work for a token.
 """
 
 from dataclasses import dataclass, field
@@ -25,7 +26,8 @@ def predict_hit_rate(users: int, N: int, U: int, S: int) -> float:
     users: how many; each asks after the one before was answered, and no page is evicted
     N: tokens of the system prompt, with which every prompt begins    U: tokens of the user's own
     after it, which differ from the first one on; with U = 0 all prompts are equal
-    S: slots of a page. Only full pages are reused, and never the last token of a prompt.
+    S: slots of a page.
+    Only full pages are reused, and never the last token of a prompt.
     """
     # exercise: what does a later user hit, in whole pages, and what does the first one?
     hit = min(N, N + U - 1) // S * S
@@ -122,8 +124,8 @@ def split(node: Node, place: int) -> Node:
     """Cut a node in two.
     It keeps the pages before `place`, 0 < place < len(node.pages).
 
-    Returns the new node, which takes the pages from `place` on and all children. It becomes the old
-    node's only child.
+    Returns the new node, which takes the pages from `place` on and all children.
+    It becomes the old node's only child.
     """
     # exercise: move keys, pages and children to the new node, then link the two
     rest = Node(node.keys[place:], node.pages[place:], node, node.children)
@@ -138,8 +140,8 @@ class RadixTree:
     """An index of pages by their tokens, with the methods of a HashChain.
 
     Dropping a page drops all pages after it in the tree, because no lookup can reach them any more.
-    A chain keeps their names and reaches them again once the missing page is back. A PrefixPool
-    evicts a text from its end, so there both return the same pages.
+    A chain keeps their names and reaches them again once the missing page is back.
+    A PrefixPool evicts a text from its end, so there both return the same pages.
     """
 
     def __init__(self) -> None:

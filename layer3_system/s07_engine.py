@@ -2,8 +2,8 @@
 
 B: requests of a step   T: its new tokens, of all of them   S: slots of a page   V: vocabulary
 A step asks the scheduler which requests compute how many tokens, builds the model's input, samples
-for the requests that have caught up, and returns what is new. It knows no phases: a prompt, a chunk
-of one and one more token are the same to it.
+for the requests that have caught up, and returns what is new.
+It knows no phases: a prompt, a chunk of one and one more token are the same to it.
 Costs O(T + B · pages of the longest table) on the host a step, and the text of each new token.
 """
 
@@ -43,7 +43,8 @@ def predict_steps() -> list[tuple[int, int, int]]:
 
     The three requests arrive together, in this order, and only their length ends them:
     a: a prompt of 10 tokens, an answer of 2   b: 3, and 4   c: 5, and 1
-    A step computes at most 8 tokens. There are enough pages and seats for all.
+    A step computes at most 8 tokens.
+    There are enough pages and seats for all.
     """
     # exercise: how much of the budget does each get? A prompt may be split
     return [(8, 0, 0),          # the budget ends within a's prompt
@@ -111,11 +112,11 @@ def to_draw(counts: dict[Request, int], every: bool) -> list[tuple[Request, int]
     each is drawn from.
 
     A request has caught up if num_computed >= num_tokens + pending (above it only with guesses);
-    pending counts tokens that an earlier step is still computing. When a request has just completed
-    its prompt (num_computed == len(prompt)), the answers in request.forks get their first token
-    from the same row and follow it in the list. every: False if the scores have a row for each
-    request; True if they have one for each token of the step: a request's row is then that of the
-    last of its tokens
+    pending counts tokens that an earlier step is still computing.
+    When a request has just completed its prompt (num_computed == len(prompt)), the answers in
+    request.forks get their first token from the same row and follow it in the list. every: False if
+    the scores have a row for each request; True if they have one for each token of the step: a
+    request's row is then that of the last of its tokens
     """
     # exercise: walk along the rows; skip requests that have not caught up; a request's forks follow
     pairs = []
@@ -137,9 +138,9 @@ def to_draw(counts: dict[Request, int], every: bool) -> list[tuple[Request, int]
 def run_step(engine: "Engine") -> list[Output]:
     """Take one step; [Output] of everything committed in it.
 
-    Sets engine.counts to this step's counts; if they are empty, it launches nothing. Without
-    engine.overlap it commits what it launched. With overlap it commits engine.flights, those of the
-    step before, and stores the new ones there.
+    Sets engine.counts to this step's counts; if they are empty, it launches nothing.
+    Without engine.overlap it commits what it launched.
+    With overlap it commits engine.flights, those of the step before, and stores the new ones there.
     """
     # exercise: guess, schedule, launch; commit these flights now, or with overlap one step later
     engine.guess()

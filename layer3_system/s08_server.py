@@ -1,7 +1,8 @@
 """s08 · The server: a client's JSON becomes a request, and its tokens go back as they come
 
-The engine takes one step after another and never waits for a client. Clients connect at any time,
-read as slowly as they like and disconnect without notice. So the engine has a thread of its own.
+The engine takes one step after another and never waits for a client.
+Clients connect at any time, read as slowly as they like and disconnect without notice.
+So the engine has a thread of its own.
 Between the two are a mailbox, emptied before each step, and for each call its unread output.
 Costs one wake-up of the event loop a step, however many clients there are.
 """
@@ -70,7 +71,8 @@ def to_params(fields: dict[str, Any], chat: bool, names: dict[str, str] | None =
     """The SamplingParams for a request's fields.
     ApiError 400, naming the field, if one is wrong.
 
-    None counts as absent. A chat without max_tokens may fill the context (None); a completion has
+    None counts as absent.
+    A chat without max_tokens may fill the context (None); a completion has
     16 tokens, the default of SamplingParams. fields have the client's names; names: {our name: the
     client's} where they differ, such as {"max_tokens": "max_completion_tokens"}; None: nowhere.
     SamplingParams(…) and within(params, limits) raise RequestError; raise refused(error, names)
@@ -126,8 +128,9 @@ def server_sent_event(data: dict[str, Any]) -> bytes:
 def predict_pieces() -> int:
     """How many pieces there are after step 500, for a client that has read nothing so far.
 
-    It asked for 4 answers to its prompt. They end after 5, 120, 500 and 500 tokens; each step
-    writes one token of every answer that has not ended.
+    It asked for 4 answers to its prompt.
+    They end after 5, 120, 500 and 500 tokens; each step writes one token of every answer that has
+    not ended.
     """
     # exercise: which pieces can be joined, and which cannot?
     return 4        # one an answer, its end included, however many tokens are in it
@@ -159,7 +162,8 @@ class Call:
     def add(self, index: int, output: Output) -> None:
         """Add what a step wrote of answer `index`: output.tokens, output.text and output.reason.
 
-        reason: None, or why the answer ended. An "error" ends it, too, and fails the whole call:
+        reason: None, or why the answer ended.
+        An "error" ends it, too, and fails the whole call:
         self.fail(500, …) with output.request.error in the message.
         """
         # exercise: join it to the unread piece; count `open` down at an end; fail on an error; wake
@@ -178,7 +182,8 @@ class Call:
 
     async def pieces(self) -> AsyncIterator[dict[int, Piece]]:
         """Yields {index: Piece}, all that is unread, whenever there is some, until all answers have
-        ended. ApiError if the call has failed."""
+        ended.
+        ApiError if the call has failed."""
         while self.open or self.unread:
             await self.woken.wait()
             self.woken.clear()
@@ -192,8 +197,9 @@ class Call:
 class Bridge:
     """The engine in a thread of its own, and both directions of traffic.
 
-    Only that thread touches the engine. The event loop posts letters, functions to be called
-    between two steps. After a step, everything new is sent back together.
+    Only that thread touches the engine.
+    The event loop posts letters, functions to be called between two steps.
+    After a step, everything new is sent back together.
     """
 
     def __init__(self, engine: Engine, limits: Limits = LIMITS, observers: Sequence[Any] = ()):
@@ -250,11 +256,13 @@ class Bridge:
     def make_room(self, count: int) -> None:
         """ApiError if there is no room for `count` more answers.
 
-        At most engine.scheduler.max_seqs answers run and self.limits.queue wait. If count alone
+        At most engine.scheduler.max_seqs answers run and self.limits.queue wait.
+        If count alone
         exceeds their sum: 400, with field="prompt". Otherwise 429 with the header Retry-After: the
         seconds until enough answers will have ended, rounded up, from 1 to 60, as a string.
-        self.ends: times at which recent answers ended, oldest first. If it is empty, assume 1 s an
-        answer. Nothing is changed: `submit` adds to self.taken afterwards.
+        self.ends: times at which recent answers ended, oldest first.
+        If it is empty, assume 1 s an answer.
+        Nothing is changed: `submit` adds to self.taken afterwards.
         """
         # exercise: compare the answers taken and not finished with those that may run and wait
         most = self.engine.scheduler.max_seqs + self.limits.queue
@@ -337,9 +345,9 @@ class Bridge:
     def read_mail(self) -> bool:
         """Call the letters in the mailbox; if the engine has no work, sleep until it has.
 
-        A letter is a function without arguments; do not catch what it raises, `run` does. Returns
-        True to go on with a step, False if a letter was None. self.mail.get() returns the next
-        letter and sleeps until there is one; self.mail.empty() says whether none is there.
+        A letter is a function without arguments; do not catch what it raises, `run` does.
+        Returns True to go on with a step, False if a letter was None. self.mail.get() returns the
+        next letter and sleeps until there is one; self.mail.empty() says whether none is there.
         """
         # exercise: read letters while there are any, or while the engine is not busy
         while not self.mail.empty() or not self.engine.busy:

@@ -3,8 +3,8 @@
 rate: arrivals a second   n: requests of a test   q: a share, 0 to 1
 TTFT: seconds from a request's arrival to its first token   TPOT: seconds a token after the first
 E2E: seconds to its last token
-The load is an open loop: requests arrive at their own times, however slow the answers are. Times
-count from when a request was due, so a client that sends late hides nothing.
+The load is an open loop: requests arrive at their own times, however slow the answers are.
+Times count from when a request was due, so a client that sends late hides nothing.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,8 @@ def predict_running() -> float:
 def poisson_arrivals(rate: float, n: int, rng: np.random.Generator) -> np.ndarray:  # (n,) seconds
     """Arrival times of n requests of a Poisson process with `rate` arrivals a second.
 
-    rng: draw all randomness from it. The first request arrives after a gap as well, not at 0.
+    rng: draw all randomness from it.
+    The first request arrives after a gap as well, not at 0.
     """
     # exercise: draw exponential gaps with mean 1 / rate, then add them up
     return np.cumsum(rng.exponential(1 / rate, n))
@@ -62,7 +63,8 @@ def tpot(sample: Sample) -> float | None:
 def percentile(values: Sequence[float], q: float) -> float | None:
     """The smallest of the values with at least a share q of all values at or below it.
 
-    So it is always one of the values, and for q = 1 the largest. None for an empty list.
+    So it is always one of the values, and for q = 1 the largest.
+    None for an empty list.
     """
     # exercise: sort the values; how many of them must be at or below the result?
     if not values:
@@ -73,7 +75,8 @@ def percentile(values: Sequence[float], q: float) -> float | None:
 def goodput(samples: Sequence[Sample], objective: Objective, seconds: float) -> float:
     """Requests a second that finished within the objective.
 
-    An answer of one token has no TPOT, so only its TTFT counts. A failed request never counts.
+    An answer of one token has no TPOT, so only its TTFT counts.
+    A failed request never counts.
     """
     # exercise: count the requests that meet both limits: failed? TTFT? one token? TPOT?
     good = [s for s in samples if s.error is None
@@ -121,8 +124,8 @@ def saturation(offered: Sequence[float], throughputs: Sequence[float],
     """The first load of which the server delivers less than `share`; None if it keeps up with all.
 
     offered: tokens a second asked for, ascending    throughputs: tokens a second delivered
-    A test ends with its last answer, which comes after the last arrival. So a little less is always
-    delivered than was offered.
+    A test ends with its last answer, which comes after the last arrival.
+    So a little less is always delivered than was offered.
     """
     # exercise: compare each throughput with its share of the load
     return next((rate for rate, came in zip(offered, throughputs, strict=True)

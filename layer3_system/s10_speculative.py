@@ -3,7 +3,8 @@
 V: vocabulary   N: tokens of a text   S: slots of a page
 γ: guesses in a step   p_i, q_i: shares of the i-th new token, the model's and the draft's
 A step reads all weights, whether it computes one token or γ + 1. So γ guesses go along with the
-newest token, as if they were a prompt. Of them a step keeps those that hold, and adds one token of
+newest token, as if they were a prompt.
+Of them a step keeps those that hold, and adds one token of
 its own: 1 to γ + 1 tokens, and each has the distribution that it would have without guesses.
 Costs γ rows a step, refused or not; `accept` reads 2·γ·V numbers on the host.
 """
@@ -18,7 +19,8 @@ __all__ = ["accept", "draw_by_noise", "lookup", "noise", "pick", "roll_back"]
 
 def predict_tokens_a_step() -> float:
     """Tokens that a step writes on average with 4 guesses, each of which holds with 0.8 if those
-    before it hold. Within 0.01 is right."""
+    before it hold.
+    Within 0.01 is right."""
     # exercise: how often are there at least 1, 2, 3, 4 and 5 tokens?
     return 1 + 0.8 + 0.8**2 + 0.8**3 + 0.8**4
 
@@ -38,9 +40,9 @@ def predict_same_number() -> float:
 def lookup(tokens: list[int], count: int, longest: int = 4) -> list[int]:
     """Guesses at what follows a text, from the text itself; [] if nothing in it helps.
 
-    Take the longest end of the text, at most `longest` tokens, that also occurs earlier in it. Of
-    its earlier occurrences, which may overlap it, take the last. Return what followed that one, at
-    most `count` tokens.
+    Take the longest end of the text, at most `longest` tokens, that also occurs earlier in it.
+    Of its earlier occurrences, which may overlap it, take the last.
+    Return what followed that one, at most `count` tokens.
     """
     # exercise: ends from the longest to one token; places from the last one to the first
     for n in range(min(longest, len(tokens) - 1), 0, -1):
@@ -65,7 +67,8 @@ def noise(seed: int, index: int, position: int, V: int) -> np.ndarray:      # (V
 
 def draw_by_noise(shares: np.ndarray, noise: np.ndarray) -> int:    # (V,), (V,) -> int
     """A token, by a race: token v needs the time E_v / share_v with E_v = -log(noise_v), and the
-    least time wins. So v wins with the probability share_v.
+    least time wins.
+    So v wins with the probability share_v.
 
     shares: 0 or more, at least one of them not 0    noise: numbers in (0, 1)
     """
@@ -96,9 +99,11 @@ def accept(p: np.ndarray, q: np.ndarray, guesses: list[int], u_accept: np.ndarra
     q: (γ, V), the draft's; guess i was drawn with the shares q[i]
     u_accept: (γ,), numbers in [0, 1) that decide on the guesses
     u_draw: (γ + 1,), numbers in [0, 1) for `pick`
-    Guess x holds with the probability min(1, p(x) / q(x)). The first that does not is replaced by a
-    token drawn with the residual, max(p - q, 0); where rounding leaves nothing of it, with p. If
-    all hold, the last row of p gives one more. Place i is drawn with u_draw[i].
+    Guess x holds with the probability min(1, p(x) / q(x)).
+    The first that does not is replaced by a token drawn with the residual, max(p - q, 0); where
+    rounding leaves nothing of it, with p.
+    If all hold, the last row of p gives one more.
+    Place i is drawn with u_draw[i].
     """
     # exercise: go along the guesses; after a refusal, a token of the residual is the last one
     for i, x in enumerate(guesses):
@@ -110,7 +115,8 @@ def accept(p: np.ndarray, q: np.ndarray, guesses: list[int], u_accept: np.ndarra
 
 def tally(p, q, count, seed):                       # (γ + 1, V), (γ, V) -> (γ + 1, V) int
     """How often each token came at each place in `count` steps: guesses are drawn with q, and
-    `accept` decides. A place after the last token of a step counts nothing."""
+    `accept` decides.
+    A place after the last token of a step counts nothing."""
     chance = np.random.default_rng(seed)
     guesses = np.stack([chance.choice(len(row), count, p=row) for row in q], 1)
     u_accept = chance.random((count, len(q)))
@@ -137,9 +143,10 @@ def roll_back(request: Request, pool: BlockPool) -> None:
     """After a step with guesses: keep what the tokens of the answer need, and nothing of the rest.
 
     request.output has the tokens of the step already, from 1 to γ + 1. request.draft has its
-    guesses, of which num_computed counts all. Afterwards the newest token alone lacks keys and
-    values; there are no guesses; the table has no page more than num_tokens tokens need, the pool
-    got the others back; and it remembers the full pages (cache_pages).
+    guesses, of which num_computed counts all.
+    Afterwards the newest token alone lacks keys and values; there are no guesses; the table has no
+    page more than num_tokens tokens need, the pool got the others back; and it remembers the full
+    pages (cache_pages).
     """
     # exercise: the count first, since cache_pages believes it; then guesses, pages, cache_pages
     request.num_computed = request.num_tokens - 1

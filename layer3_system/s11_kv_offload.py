@@ -3,8 +3,10 @@
 P: pages of the device   S: slots of a page, one token each   n: tokens
 κ: bytes of a token's keys and values   f: FLOPs to compute one   F: FLOP/s   BW: byte/s of a copy
 A page that is taken for something else first goes to a place in host memory, under the name that
-s06 gave it. When its text is asked for again it comes back. That pays where κ/BW < f/F: it depends
-on the model and the link, and on the length only by the latency of copies and by attention.
+s06 gave it.
+When its text is asked for again it comes back.
+That pays where κ/BW < f/F: it depends on the model and the link, and on the length only by the
+latency of copies and by attention.
 Costs a page: a copy of S·κ bytes each way; on the host some look-ups by name.
 """
 
@@ -24,7 +26,8 @@ def predict_rate() -> float:
     """GB/s of a link below which computing a token is faster than loading it.
     Within 3 % is right.
 
-    Llama-3.1-8B: a token takes 16.06 GFLOP, its keys and values are 131,072 bytes. The GPU computes
+    Llama-3.1-8B: a token takes 16.06 GFLOP, its keys and values are 131,072 bytes.
+    The GPU computes
     495 TFLOP/s. (A GB is 10⁹ bytes; latency and attention do not count here.)
     """
     # exercise: at which rate do both take the same time?
@@ -35,7 +38,8 @@ def predict_found() -> float:
     """The share of documents that are found, from the second round on.
     From 0 to 1.
 
-    64 documents are asked for in turn, again and again. The device holds 8, host memory 30 others.
+    64 documents are asked for in turn, again and again.
+    The device holds 8, host memory 30 others.
     Both give up what was used longest ago.
     """
     # exercise: when document 1 comes again, which ones were used since?
@@ -67,8 +71,9 @@ class TieredPool(PrefixPool):
     def evict(self, page: int) -> None:
         """A page of the device is about to hold something else: keep its contents below.
 
-        Only a page with a name can ever be asked for. If its name is below already, it is only
-        renewed there. If there is no place for it, its contents are lost.
+        Only a page with a name can ever be asked for.
+        If its name is below already, it is only renewed there.
+        If there is no place for it, its contents are lost.
         """
         # exercise: its name, a place for it, the copy; at the end the index drops the page
         name = self.index.name_of.get(page)
@@ -83,8 +88,9 @@ class TieredPool(PrefixPool):
     def load(self, name: bytes) -> int | None:
         """A page of the device for a name that is not on it, held once, with a copy from below.
 
-        None, and nothing changed, if the name is not below or no page is free. The place keeps its
-        contents. To take a page may evict another, into any place that is not pinned.
+        None, and nothing changed, if the name is not below or no page is free.
+        The place keeps its contents.
+        To take a page may evict another, into any place that is not pinned.
         """
         # exercise: its place, if a page is free; pin, take, unpin; the copy; the index, both ways
         place = self.host.get(name) if self.free else None
@@ -157,7 +163,8 @@ class Costs(NamedTuple):
 
 def worth_loading(tokens: int, before: int, costs: Costs) -> bool:
     """Whether loading the keys and values of a text's next `tokens` tokens is faster than computing
-    them, after `before` tokens that are there. A token attends to itself and all before it.
+    them, after `before` tokens that are there.
+    A token attends to itself and all before it.
     """
     # exercise: seconds to compute, seconds to load; without a link nothing is loaded
     if not costs.bandwidth:

@@ -1,10 +1,11 @@
 """s12 · Prefill here, decode there: the pages of a prompt go from one process to another
 
 L: layers   n: pages of a prompt   S: slots of a page   G D: kv heads, head width
-A process that computes prompts sends each layer's pages while it computes the next layer. Another
-process writes the answers. What travels is a part: one page of one layer, 2·S·G·D numbers.
-Parts arrive in any order, twice, late or torn; each counts once. The sender's pages are given back
-only when nothing can still read them.
+A process that computes prompts sends each layer's pages while it computes the next layer.
+Another process writes the answers.
+What travels is a part: one page of one layer, 2·S·G·D numbers.
+Parts arrive in any order, twice, late or torn; each counts once.
+The sender's pages are given back only when nothing can still read them.
 """
 
 from collections.abc import Collection, Sequence
@@ -22,9 +23,11 @@ def predict_exposed_ms() -> float:
     """Milliseconds that a first token waits for the wire, after its prompt is computed. 5 % are
     near enough.
 
-    Llama-3.1-8B in bf16, 32 layers: a token has 131,072 bytes of keys and values. The prompt has
-    8,192 tokens and takes 400 ms, each layer as long as the others. The wire carries 50 GB/s. A
-    layer's pages are sent as soon as that layer is computed.
+    Llama-3.1-8B in bf16, 32 layers: a token has 131,072 bytes of keys and values.
+    The prompt has
+    8,192 tokens and takes 400 ms, each layer as long as the others.
+    The wire carries 50 GB/s.
+    A layer's pages are sent as soon as that layer is computed.
     """
     # exercise: how long is one layer on the wire, and which layers are sent while others compute?
     return 8192 * 131_072 / 32 / 50e9 * 1e3
@@ -33,8 +36,9 @@ def predict_exposed_ms() -> float:
 def choose_split() -> str:
     """Two machines: "together", each with prompts and answers, or "split", one for each?
 
-    Prompts have 60 tokens, answers 200. What counts is how many requests a second keep 20 ms a
-    token. A step costs 10 ms, 0.4 ms a prompt token and 0.6 ms a request that writes.
+    Prompts have 60 tokens, answers 200.
+    What counts is how many requests a second keep 20 ms a token.
+    A step costs 10 ms, 0.4 ms a prompt token and 0.6 ms a request that writes.
     """
     # exercise: how busy is the machine that computes prompts, and how busy is the other?
     return "together"               # 34 ms of prompt for each request, and 200 steps of answer
@@ -46,8 +50,9 @@ def choose_split() -> str:
 def parts_done(begin: int, end: int, prompt: int, S: int) -> list[int]:
     """Places of the pages that will not change any more, once tokens begin to end - 1 are computed.
 
-    Those before `begin` were there, and their final pages were sent. Place i is the page of tokens
-    i·S to i·S + S - 1. prompt: tokens of the whole prompt; begin < end ≤ prompt
+    Those before `begin` were there, and their final pages were sent.
+    Place i is the page of tokens i·S to i·S + S - 1. prompt: tokens of the whole prompt; begin <
+    end ≤ prompt
     """
     # exercise: full pages only; at the end of the prompt the last one too, full or not
     last = pages_for(prompt, S) if end == prompt else end // S
@@ -79,7 +84,8 @@ class Outbox:
         True when they are given back, which happens once.
 
         It is safe when the receiver has all of them, or does not want them, or is dead, or its
-        lease is over. But a page under a send must not change while somebody receives it.
+        lease is over.
+        But a page under a send must not change while somebody receives it.
         """
         # exercise: not twice; not under a send; a reason; give back self.table to self.pool
         if self.released:
@@ -149,12 +155,14 @@ def choose_workers(names: Sequence[bytes], prompt: int, answer: int, S: int,
                    prefills: Sequence[PrefillLoad],
                    decodes: Sequence[DecodeLoad]) -> tuple[int, int] | None:
     """Which prefill worker computes a prompt, and which decode worker writes its answer: their
-    numbers. None if no decode worker has room: the request waits.
+    numbers.
+    None if no decode worker has room: the request waits.
 
     names: of the prompt's full pages, in order    prompt, answer: tokens, `answer` at most
-    S: slots of a page. The prefill worker is the one with the fewest tokens to compute until this
-    prompt is done; the decode worker, of those with enough free pages, the one with the fewest
-    running. Of equals, the first.
+    S: slots of a page.
+    The prefill worker is the one with the fewest tokens to compute until this prompt is done; the
+    decode worker, of those with enough free pages, the one with the fewest running.
+    Of equals, the first.
     """
     # exercise: room first; then a worker's queue, and of the prompt what it does not hold
     pages = pages_for(prompt + answer, S)

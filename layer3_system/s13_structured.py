@@ -1,8 +1,9 @@
 """s13 · Output that must parse: an automaton says which tokens may come next
 
 V: vocabulary   states: of an automaton   W: words of 32 bits, V/32 rounded up   n: guesses
-A state is what may still come of a text, so it decides which tokens may come: its mask. Scores of
-all others are set to -inf before a token is drawn, and nothing has to be repaired afterwards.
+A state is what may still come of a text, so it decides which tokens may come: its mask.
+Scores of all others are set to -inf before a token is drawn, and nothing has to be repaired
+afterwards.
 Costs one walk over the bytes of the vocabulary a state, once; a row of scores a step.
 """
 

@@ -3,7 +3,8 @@
 n: ranks   r: this rank's number   N: numbers of an array   S: its bytes
 alpha: seconds until a message begins to arrive   beta: seconds for each of its bytes
 A ring sends 2 (n - 1) / n · S bytes from each rank, in 2 (n - 1) rounds; in no way does the busiest
-rank send fewer. A tree sends S in a round, in 2 · log2(n) rounds.
+rank send fewer.
+A tree sends S in a round, in 2 · log2(n) rounds.
 """
 
 import torch

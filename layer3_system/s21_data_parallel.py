@@ -50,8 +50,9 @@ def unflatten_into(flat: Tensor, tensors: list[Tensor]) -> None:    # (N,), [any
 def fill_buckets(sizes: list[int], capacity: int) -> list[list[int]]:
     """Buckets of parameters, by their numbers, from the last parameter to the first.
 
-    sizes: of the parameters, in the order of forward.  capacity: of a bucket. A bucket ends where
-    the next parameter would exceed the capacity; a parameter above the capacity is alone.
+    sizes: of the parameters, in the order of forward.  capacity: of a bucket.
+    A bucket ends where the next parameter would exceed the capacity; a parameter above the capacity
+    is alone.
     """
     if capacity < 1:
         raise ValueError(f"fill_buckets: expected a capacity of at least 1, found {capacity}")
@@ -169,8 +170,8 @@ def zero_step(flat: Tensor, gradient: Tensor, state: Adam, lr: float,      # (N,
 
     flat: weights of the whole model, padded; afterwards the new ones, on every rank.
     gradient: of this rank's tokens alone.  state: of this rank's shard.
-    limit: a summed gradient whose norm is above it is scaled down to it.  EPS: added to the norm
-        that divides, so that a norm of 0 does no harm
+    limit: a summed gradient whose norm is above it is scaled down to it.
+        EPS: added to the norm that divides, so that a norm of 0 does no harm
     """
     r = dist.get_rank()
     n = dist.get_world_size()
@@ -191,7 +192,8 @@ def zero_step(flat: Tensor, gradient: Tensor, state: Adam, lr: float,      # (N,
 
 class GatherWeight(torch.autograd.Function):
     """A weight of which each rank keeps a shard: whole for a layer that runs, in shards again after
-    that, and so is its gradient. `GatherWeight.apply(shard, shape)`"""
+    that, and so is its gradient.
+    `GatherWeight.apply(shard, shape)`"""
 
     @staticmethod
     def forward(ctx: object, shard: Tensor, shape: tuple) -> Tensor:        # (k,) -> shape

@@ -3,8 +3,8 @@
 n: ranks   r: this rank   T: tokens of a step   C: model width   L: layers   V: vocabulary
 H G F: query heads, key and value heads, mlp width of the whole model; in shape comments of a
 method of TensorParallelLlama, those of this rank
-Each rank reads 1/n of the matrices a step. What it sends depends on T·C and L, and not on how large
-the matrices are.
+Each rank reads 1/n of the matrices a step.
+What it sends depends on T·C and L, and not on how large the matrices are.
 """
 
 from collections.abc import Callable
@@ -67,9 +67,11 @@ def shard(name: str, weight: Tensor, m: Config, r: int, n: int) -> Tensor:
     """Rank r's part of a weight, in memory of its own.
 
     name: as Hugging Face has it, such as "model.layers.3.self_attn.k_proj.bias".  m: of the whole
-    model.  A matrix is (out, in), a bias (out,).
-    BY_ROWS: 1/n of the rows.  BY_HEADS: whole heads of m.D rows; where n > m.G, each is on n / m.G
-    ranks.  BY_COLUMNS: 1/n of the columns; their bias is whole, as all else is.
+    model.
+    A matrix is (out, in), a bias (out,).
+    BY_ROWS: 1/n of the rows.
+    BY_HEADS: whole heads of m.D rows; where n > m.G, each is on n / m.G ranks.
+    BY_COLUMNS: 1/n of the columns; their bias is whole, as all else is.
     """
     part = name.split(".")[-2]
     # exercise: rows, heads, columns, or whole; a view would keep the whole weight alive
@@ -167,8 +169,8 @@ def vocabulary_loss(logits: Tensor, targets: Tensor, start: int) -> tuple[Tensor
     """(losses (T,), their gradient (T, V / n)) of cross-entropy, where no rank sees all logits.
 
     logits: this rank's columns (T, V / n), from column `start` on.  targets: (T,), of the whole
-    vocabulary.  Losses are the same on every rank; the gradient is that of their sum with respect
-    to the logits.
+    vocabulary.
+    Losses are the same on every rank; the gradient is that of their sum with respect to the logits.
     """
     # exercise: the maximum over all ranks; the sum of exponentials and the target's logit, added
     k = logits.shape[1]

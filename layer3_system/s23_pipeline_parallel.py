@@ -2,8 +2,9 @@
 
 p: stages, a rank each   i: this stage   m: micro-batches   j: one of them
 T_j: tokens of micro-batch j   C: model width
-An action is ("F", j), the forward of micro-batch j, or ("B", j), its backward. A schedule is a list
-of a stage's actions. Between two stages T_j · C numbers go forward, and as many come back.
+An action is ("F", j), the forward of micro-batch j, or ("B", j), its backward.
+A schedule is a list of a stage's actions.
+Between two stages T_j · C numbers go forward, and as many come back.
 """
 
 import torch
@@ -51,7 +52,8 @@ def one_forward_one_backward(i: int, p: int, m: int) -> list[tuple[str, int]]:
 
 def needs(kind: str, i: int, j: int, p: int) -> list[tuple[str, int, int]]:
     """The actions (kind, stage, micro-batch) that must be over before stage i of p can do its own
-    action (kind, j), in any order. What a stage does next is its schedule's matter, not this."""
+    action (kind, j), in any order.
+    What a stage does next is its schedule's matter, not this."""
     # exercise: where does the input of a forward come from? And the two inputs of a backward?
     if kind == "F":
         return [("F", i - 1, j)] if i > 0 else []
@@ -63,8 +65,8 @@ def forward_step(stage: Stage, j: int) -> None:
     """The forward of micro-batch j: get its input, compute, keep (input, output) in stage.kept[j],
     and send the output on without waiting: (tensor, handle of the send) goes to stage.flights.
 
-    The input must get a gradient, except on the first stage. The last stage sends nothing: its
-    output is the loss, which it also adds to stage.total.
+    The input must get a gradient, except on the first stage.
+    The last stage sends nothing: its output is the loss, which it also adds to stage.total.
     """
     # exercise: from the stage before, through the layers, to the next stage
     x = stage.input(j) if stage.first else stage.empty(j)       # (T_j, C)
@@ -84,7 +86,8 @@ def backward_step(stage: Stage, j: int) -> None:
     """The backward of micro-batch j: take (input, output) out of stage.kept, add to the weights'
     gradients, and send the input's gradient to the stage before, as forward_step sends.
 
-    The gradient of the output comes from the next stage. On the last stage the output is the loss.
+    The gradient of the output comes from the next stage.
+    On the last stage the output is the loss.
     """
     # exercise: the gradient comes, goes back through the layers, and on to the stage before
     x, y = stage.kept.pop(j)

@@ -33,7 +33,8 @@ def predict_dispatch_rows() -> float:
 
 def choose_sends_less() -> str:
     """"ep" or "tp": which sends fewer rows for a token, where it chooses k = 8 experts and there
-    are 4 ranks with tokens of their own? Count both ways, there and back."""
+    are 4 ranks with tokens of their own?
+    Count both ways, there and back."""
     # exercise: ep sends a row for each choice, tp a row to each other rank
     return "tp"
 
@@ -44,7 +45,8 @@ def choose_sends_less() -> str:
 def sort_by_expert(experts: Tensor, E: int) -> tuple[Tensor, Tensor]:   # (T, k) -> (T·k,), (E,)
     """order: this rank's slots, those of expert 0 first; counts: how many each expert has.
 
-    Both int64. The slots of one expert may stand in any order.
+    Both int64.
+    The slots of one expert may stand in any order.
     ValueError if an expert is not from 0 to E - 1.
     """
     wrong = experts[(experts < 0) | (experts >= E)]
@@ -83,7 +85,9 @@ class Exchange(torch.autograd.Function):
 def exchange_rows(rows: Tensor, send: list[int],
                   receive: list[int]) -> Tensor:            # (S, C) -> (R, C)
     """Send the first send[0] rows to rank 0, the next send[1] to rank 1, …; return those that come,
-    receive[0] from rank 0 first. All ranks must call it, with 0 rows too. Gradients pass.
+    receive[0] from rank 0 first.
+    All ranks must call it, with 0 rows too.
+    Gradients pass.
 
     ValueError unless there are as many rows as `send` says.
     """
@@ -97,9 +101,9 @@ def dispatch(x: Tensor, order: Tensor, counts: Tensor,
              k: int) -> tuple[Tensor, Tensor]:              # (T, C) -> (R, C), (W, E/W)
     """Send each token's row to the k experts that it chose.
 
-    order, counts: as from sort_by_expert.  Returns the rows that come here, rank 0's first, each
-    rank's in its own order, by expert; and received[j, e]: how many of rank j's are for this
-    rank's expert number e, int64.
+    order, counts: as from sort_by_expert.
+    Returns the rows that come here, rank 0's first, each rank's in its own order, by expert; and
+    received[j, e]: how many of rank j's are for this rank's expert number e, int64.
     """
     W = dist.get_world_size()
     if len(counts) % W:

@@ -3,7 +3,8 @@
 N: tokens of the sequence   W: ranks   r: this rank   n: tokens of a rank, N / W   s: a round
 H: query heads   G: kv heads   D: head width   lse: the natural log of a softmax's sum
 Forward a rank sends, in numbers: by the ring 2·G·D·n·(W - 1), by Ulysses 2·(H + G)·D·n·(W - 1) / W.
-Ring attention: Liu, Zaharia and Abbeel, 2023. Ulysses: Jacobs and others, 2023.
+Ring attention: Liu, Zaharia and Abbeel, 2023.
+Ulysses: Jacobs and others, 2023.
 """
 
 import math
@@ -43,7 +44,8 @@ def visible(r: int, j: int, n: int) -> tuple[int, int, bool]:
 def merge_parts(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> tuple[Tensor, Tensor]:
     """Attention to two sets of keys, from that to each: out and more (T, H, D), lse (T, H).
 
-    One lse may be -inf, of a part that saw no key. Neither overflows, however large they are.
+    One lse may be -inf, of a part that saw no key.
+    Neither overflows, however large they are.
     """
     # exercise: the log of both sums; each part counts as its share of the sum
     total = torch.logaddexp(lse, more_lse)                              # (T, H)
@@ -54,7 +56,8 @@ def merge_parts(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> tup
 def ring_attention(q: Tensor, k: Tensor, v: Tensor,
                    attend: Attend) -> tuple[Tensor, Tensor]:
     """(n, H, D), 2 × (n, G, D) -> out (n, H, D), lse (n, H): this rank's queries over all keys of
-    the sequence that they may see. Tokens are cut in zigzag; n must be even.
+    the sequence that they may see.
+    Tokens are cut in zigzag; n must be even.
 
     attend(q, k, v, causal) -> out, lse
     """
@@ -81,7 +84,8 @@ def ring_backward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, ups
                   scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of this rank's q, k and v, from that of its out.
 
-    The keys and values go round a second time, and their gradients with them. Those have to get
+    The keys and values go round a second time, and their gradients with them.
+    Those have to get
     home, one rank further: each rank sends (4·W - 2)·n·G·D numbers.
     """
     r = dist.get_rank()

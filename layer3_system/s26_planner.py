@@ -35,8 +35,8 @@ __all__ = ["best_plans", "plan_bytes", "plan_seconds", "rank_bytes", "split_mach
 
 def predict_faster_token() -> list[str]:
     """Which of "dp", "zero", "fsdp", "tp", "sp", "pp", "cp" and "ep" let one token of one sequence
-    come sooner on 8 ranks than on one, in any order? A dense Llama decodes, with 2,000 tokens of
-    context."""
+    come sooner on 8 ranks than on one, in any order?
+    A dense Llama decodes, with 2,000 tokens of context."""
     # exercise: which ranks read fewer bytes, at the same time as the others?
     return ["tp"]
 
@@ -118,7 +118,8 @@ def plan_seconds(model: Architecture, cluster: Cluster, plan: TrainingPlan, T: i
 def best_plans(model: Architecture, cluster: Cluster, T: int, batch: int,
                count: int) -> list[tuple[float, TrainingPlan]]:
     """The `count` fastest of `every_plan` that have no faults and fit, (seconds, plan), the fastest
-    first; of equally fast ones, that of fewer bytes first. Fewer where there are not as many.
+    first; of equally fast ones, that of fewer bytes first.
+    Fewer where there are not as many.
 
     seconds: total_seconds of a step    to fit: rank_bytes is at most the cluster's memory
     """

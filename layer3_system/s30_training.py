@@ -28,8 +28,10 @@ def predict_bf16_weight() -> float:
 def rate(step: int, warm: int, steps: int, peak: float, floor: float) -> float:
     """The learning rate of a step: up in a line for `warm` steps, then down by half a cosine.
 
-    step: from 0. In warm-up step 0 has peak / warm, and step warm - 1 the peak. Of the steps after
-    it, if there are any, the last one, steps - 1, has the floor, and so has all that comes later.
+    step: from 0.
+    In warm-up step 0 has peak / warm, and step warm - 1 the peak.
+    Of the steps after it, if there are any, the last one, steps - 1, has the floor, and so has all
+    that comes later.
     ValueError unless 0 <= warm <= steps
     """
     if not 0 <= warm <= steps:
@@ -47,7 +49,8 @@ def adamw_step(w: Tensor, g: Tensor, m: Tensor, v: Tensor, t: int, lr: float,
     All four have one shape and dtype.
 
     t: 1 is the first step.  lr: the learning rate.  betas: of m and of v.  decay: w loses
-    lr · decay of itself. Loshchilov and Hutter 2019, algorithm 2
+    lr · decay of itself.
+    Loshchilov and Hutter 2019, algorithm 2
     """
     # exercise: both means; divide each by 1 - beta ** t; w shrinks by decay, then takes its step
     m.lerp_(g, 1 - betas[0])
@@ -63,8 +66,8 @@ def accumulate(batches: Iterable[Any], loss_sum: Callable[[Any], tuple[Tensor, i
 
     loss_sum(batch): (sum of the losses of its tokens, how many have a loss), the first with a graph
     Afterwards each weight's `grad` is the gradient of that mean, or None where the weight had no
-    part in any loss; what it was before is gone. A micro-batch may have no token with a loss; at
-    least one has some (you need not check).
+    part in any loss; what it was before is gone.
+    A micro-batch may have no token with a loss; at least one has some (you need not check).
     """
     # exercise: a backward for each micro-batch, of its sum; one division, by all tokens
     total = 0.0
@@ -88,8 +91,8 @@ def unscale_and_clip(gradients: list[Tensor | None], scale: float,
     In place.
 
     gradients: None for a weight that had no part.  scale: by which the loss was multiplied, so that
-    each is divided by it.  limit: a longer gradient is made that long. If the norm is not finite,
-    the caller skips the step, and the gradients may hold anything.
+    each is divided by it.  limit: a longer gradient is made that long.
+    If the norm is not finite, the caller skips the step, and the gradients may hold anything.
     """
     # exercise: divide; the root of the sum of all squares; shorten if it is finite and too long
     own = [g for g in gradients if g is not None]
@@ -128,7 +131,8 @@ class Recompute(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """None for `block`, then the gradients of x and of each weight.
 
-        gradient: of the block's result. Afterwards torch's generator is as it was before.
+        gradient: of the block's result.
+        Afterwards torch's generator is as it was before.
         """
         # exercise: inputs cut off from the old graph; the block again, with a graph; its gradients
         inputs = [one.detach().requires_grad_() for one in ctx.saved_tensors]

@@ -2,8 +2,8 @@
 
 W: ranks   P: parameters   δ: seconds that a save stops training   τ: seconds between saves
 M: mean seconds between two failures of the whole job
-A save is of all that the next step needs, and each rank writes 1/W of it. A share δ/τ + τ/(2·M) of
-the time is lost.
+A save is of all that the next step needs, and each rank writes 1/W of it.
+A share δ/τ + τ/(2·M) of the time is lost.
 """
 
 from collections.abc import Callable
@@ -78,10 +78,10 @@ def restore(run: TrainingRun | ShardedRun, state: dict[str, Any]) -> None:
 def commit(files: Files, group: Group, step: int, data: bytes) -> None:
     """Make a checkpoint of a step of all ranks' data; every rank calls it with its own.
 
-    When it returns on any rank, the checkpoint is there whatever happens. Whenever it is stopped
-    before that, the manifest's name is not there or the checkpoint is whole. `sync` keeps a new
-    file's first name, as on ext4 and XFS. POSIX does not promise that: to be portable, sync the
-    folder before the rename as well.
+    When it returns on any rank, the checkpoint is there whatever happens.
+    Whenever it is stopped before that, the manifest's name is not there or the checkpoint is whole.
+    `sync` keeps a new file's first name, as on ext4 and XFS. POSIX does not promise that: to be
+    portable, sync the folder before the rename as well.
     """
     # exercise: a shard that is on the disk; then one rank makes the manifest; no rank leaves early
     shard = shard_name(step, group.rank)
@@ -99,7 +99,8 @@ def commit(files: Files, group: Group, step: int, data: bytes) -> None:
 
 def last_good(files: Files) -> int | None:
     """The newest step whose manifest can be read and whose shards are all as it says; None if there
-    is none. Foreign, cut and missing files are no errors."""
+    is none.
+    Foreign, cut and missing files are no errors."""
     # exercise: the steps that have a manifest, newest first; a fault in one does not end the search
     steps = {step_of(name) for name in files.names()} - {None}
     for step in sorted(steps, reverse=True):

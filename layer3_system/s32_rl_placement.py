@@ -2,9 +2,10 @@
 
 P: questions of a step   G: answers to each   B: all answers, P·G   T: tokens of the longest
 W: ranks   N, K: rows and columns of a matrix
-A step writes P·G answers, judges them, and makes one update. Weights go from bands of rows, as
-training keeps them, to the layout of serving: a matrix that is served in bands of columns sends
-N·K·(W - 1)/W numbers; to gather it everywhere would send N·K·(W - 1).
+A step writes P·G answers, judges them, and makes one update.
+Weights go from bands of rows, as training keeps them, to the layout of serving: a matrix that is
+served in bands of columns sends N·K·(W - 1)/W numbers; to gather it everywhere would send N·K·(W -
+1).
 """
 
 import torch
@@ -35,8 +36,10 @@ def policy_loss(new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor,
 
     new, old: log-probabilities (B, T) of the same tokens, by the model that learns and by the one
     that wrote them; no gradient goes to `old`.  advantages: (B,).  mask: (B, T), True for tokens of
-    answers; at least one.  Minus the mean over these tokens of min(ρ·A, ρ'·A): ρ is the ratio of
-    the probabilities, ρ' is ρ held between 1 - clip and 1 + clip. Schulman et al. 2017, equation 7
+    answers; at least one.
+    Minus the mean over these tokens of min(ρ·A, ρ'·A): ρ is the ratio of the probabilities, ρ' is ρ
+    held between 1 - clip and 1 + clip.
+    Schulman et al. 2017, equation 7
     """
     # exercise: the ratio; both products; the smaller one; the mean over tokens that count
     ratio = (new - old).exp()                                       # (B, T)
@@ -52,7 +55,8 @@ def predict_idle_share() -> float:
     """The share of all rank-seconds in which a rank waits: 4 ranks write answers and 4 train.
 
     On all 8 ranks, the answers of a step would take 60 s and its update 20 s; on half of the ranks,
-    each takes twice as long. Both groups work at the same time, and a step ends when both are done.
+    each takes twice as long.
+    Both groups work at the same time, and a step ends when both are done.
     """
     # exercise: how long does a step last, and which ranks wait how long?
     step = max(60 * 2, 20 * 2)
@@ -74,8 +78,9 @@ def reshard_plan(shape: tuple[int, int], source: str, target: str, W: int) -> li
     """Which rectangles of a matrix go where: [(from rank, to rank, place)], none empty.
 
     place: (rows, columns) of the whole matrix, each a pair (begin, end).  source: a layout that has
-    each number once. Together the pieces for a rank are its part in the layout `target`; what it
-    has already is one of them, and costs nothing.
+    each number once.
+    Together the pieces for a rank are its part in the layout `target`; what it has already is one
+    of them, and costs nothing.
     """
     if source == "all":
         raise ValueError("reshard_plan: expected a source that has each number once, found 'all'")
@@ -96,7 +101,8 @@ def apply_plan(plan: list[Piece], own: Tensor, here: Place, there: Place) -> Ten
     """This rank's part in the new layout; every rank calls it with the same plan.
 
     own: its part in the old one, which lies at `here` of the whole matrix.  there: where the
-    result lies. One message for each piece that changes its rank.
+    result lies.
+    One message for each piece that changes its rank.
     """
     rank = dist.get_rank()
     (top, bottom), (left, right) = there

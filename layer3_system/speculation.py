@@ -1,9 +1,9 @@
 """A small model that guesses for a whole batch, and how many guesses are worth a step
 
 V: vocabulary   B: requests   γ: guesses of a request   N: tokens of a text   S: slots of a page
-The draft model has pages and tables of its own, and follows each request's text. A request with a
-seed is drawn by one noise a token on both sides, so that its answer depends on its seed alone; one
-without by the draft's shares, which accepts more.
+The draft model has pages and tables of its own, and follows each request's text.
+A request with a seed is drawn by one noise a token on both sides, so that its answer depends on its
+seed alone; one without by the draft's shares, which accepts more.
 Costs γ steps of the draft model a step, and on the host 2·γ·V numbers a request that samples.
 """
 
@@ -102,7 +102,8 @@ class ModelDrafter(Drafter):
 
     def follow(self, request: Request, count: int) -> bool:
         """Whether `count` guesses can be made now: they fit into the draft model's context, there
-        are pages, and it lacks few tokens of the text. If it lacks many, it computes some."""
+        are pages, and it lacks few tokens of the text.
+        If it lacks many, it computes some."""
         shadow = self.shadows.get(request)
         if shadow is None:
             shadow = Request(request.id, request.prompt, request.params, request.index,

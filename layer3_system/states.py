@@ -1,8 +1,9 @@
 """Requests that leave a state behind, of a fixed size, beside their pages or without any (g13)
 
 R: seats, rows of the array of states   B: requests of a step
-A state cannot be found by a page: it holds all tokens so far. So no part of a text is shared, no
-guess is taken back, and a request that lost its seat begins again.
+A state cannot be found by a page: it holds all tokens so far.
+So no part of a text is shared, no guess is taken back, and a request that lost its seat begins
+again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,8 +41,8 @@ class Seats:
            running: Sequence[Request]) -> torch.Tensor:             # (B,) int64
         """The rows of the requests of a step.
 
-        running: all that run, R at most. Seats of others are given back first: they are finished,
-        or were preempted and begin again.
+        running: all that run, R at most.
+        Seats of others are given back first: they are finished, or were preempted and begin again.
         """
         for request in self.rows.keys() - set(running):
             self.free.append(self.rows.pop(request))

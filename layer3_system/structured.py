@@ -155,7 +155,8 @@ class Grammars:
 
     def matchers(self, form: StructuredOutputs) -> Callable[[], Matcher]:
         """By an automaton where a pattern says what the form allows; by xgrammar where a stack is
-        needed. ValueError where neither can."""
+        needed.
+        ValueError where neither can."""
         if form.json_object:
             return self.stacks().any_object()
         schema = json.loads(form.json) if form.json is not None else None

@@ -17,9 +17,10 @@ __all__ = ["Copies", "HostTier", "TieredPages"]
 class Copies:
     """Copies that the next step needs, in the order in which they were asked for.
 
-    A page must not be written while its copy is under way, nor read before its copy has come. So
-    all run before the step's own work, one after the other. On a GPU they have a stream of their
-    own, which waits for the last step's work, and the next step waits for it.
+    A page must not be written while its copy is under way, nor read before its copy has come.
+    So all run before the step's own work, one after the other.
+    On a GPU they have a stream of their own, which waits for the last step's work, and the next
+    step waits for it.
     queue: [(what, from, to)]    pages, bytes: {what: how many so far}
     """
 
@@ -89,9 +90,10 @@ class HostTier:
     """Which names have a place in host memory.
     It knows nothing of what lies there.
 
-    The name that was used longest ago is given up first. While a place is pinned it is not given
-    up. A name that was just loaded goes to the front, since the device has it now, too; `renew`
-    puts it back to the end once the device has given it up.
+    The name that was used longest ago is given up first.
+    While a place is pinned it is not given up.
+    A name that was just loaded goes to the front, since the device has it now, too; `renew` puts it
+    back to the end once the device has given it up.
     """
 
     def __init__(self, places: int):

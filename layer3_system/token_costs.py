@@ -33,7 +33,8 @@ class TokenCost:
 
 def token_costs(m: LlamaShape, cluster: Cluster, N: int, W: int) -> dict[str, TokenCost]:
     """{kind: its cost} of decoding one token of one sequence: by one rank, and by W ranks of each
-    kind alone. A dense model has no experts to share, and one token no others to be cut from."""
+    kind alone.
+    A dense model has no experts to share, and one token no others to be cut from."""
     _, weights, each = decode_costs(m, N, 2)
     size = 2 * sum(count_parameters(m).values())
     cache = N * kv_bytes_per_token(m, 2)

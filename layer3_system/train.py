@@ -3,8 +3,10 @@
     python -m layer3_system.train --steps 200 --minutes 3
 
 It stops after some minutes of the processor, keeps its state in .cache, and goes on from there at
-the next call: the losses are those of a training that never stopped. At the last step it writes its
-record. With --text it learns the first nine tenths of a file, and the rest is held out. Nothing
+the next call: the losses are those of a training that never stopped.
+At the last step it writes its record.
+With --text it learns the first nine tenths of a file, and the rest is held out.
+Nothing
 ships: the small model's own weights come from layer2_graph/small/train.py.
 """
 

@@ -5,8 +5,8 @@ SIDE   simulator     ours with its checks, as a learner meets it
        numba         Numba's CUDA simulator
        interpreter   Triton's interpreter
 
-Times are CPU seconds, which other processes on the machine disturb least. Each launch is compared
-with numpy; a wrong result ends the process with exit code 1 and no figures.
+Times are CPU seconds, which other processes on the machine disturb least.
+Each launch is compared with numpy; a wrong result ends the process with exit code 1 and no figures.
 """
 
 import json

@@ -4,10 +4,11 @@
 
 N: parameters   D: tokens learnt, each once   L: layers   C: width   T: tokens of a window
 V: vocabulary   B: windows of a step
-A token is a character. The text is the source of Python's standard library, read where it is
-installed (licence: PSF License Agreement; no line of it is kept here) and cut into windows.
-Files whose path has a small hash are held out, so another Python holds out the same ones. A run
-learns the first D characters of the same shuffled windows, each once.
+A token is a character.
+The text is the source of Python's standard library, read where it is installed (licence: PSF
+License Agreement; no line of it is kept here) and cut into windows.
+Files whose path has a small hash are held out, so another Python holds out the same ones.
+A run learns the first D characters of the same shuffled windows, each once.
 Another Python has another library, and another machine rounds differently: losses will differ.
 """
 

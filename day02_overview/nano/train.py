@@ -1,8 +1,9 @@
 """Train the nano Llama of o02 on sentences.txt and write weights.npz:  python train.py
 
 B: sequences   T: tokens of each   the other letters as in o02
-Two layers of width 64 learn 32 sentences by heart, and nothing else. Another machine rounds
-differently and gets other weights; the tests state how sure these are of each letter.
+Two layers of width 64 learn 32 sentences by heart, and nothing else.
+Another machine rounds differently and gets other weights; the tests state how sure these are of
+each letter.
 """
 
 import json

@@ -28,7 +28,8 @@ def heads(title, text, weights):
 def llama_map(title, model):
     """The parts of a Llama in the order of their use, and the shapes between them.
 
-    model: an o02 Llama, whose sizes are in the title. Blue: given; red: what the reader writes.
+    model: an o02 Llama, whose sizes are in the title.
+    Blue: given; red: what the reader writes.
     """
     import matplotlib.pyplot as plt
     from matplotlib.patches import Rectangle

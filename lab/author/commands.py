@@ -15,8 +15,9 @@ OnlyCheck = Annotated[bool, typer.Option("--check", help="say what is stale; wri
 
 def bench(lesson: LessonWord = None, as_json: Json = False, on: OnHost = None):
     """Measure the lessons' kernels on this machine's GPU. The results go into
-    benchmarks/<device>.json. Without a GPU, what is meant for a CPU is measured and nothing is
-    recorded. With --on, the GPU of HOST is measured, and nothing is recorded here."""
+    benchmarks/<device>.json.
+    Without a GPU, what is meant for a CPU is measured and nothing is recorded.
+    With --on, the GPU of HOST is measured, and nothing is recorded here."""
     from lab import device
     from lab.measure import bench as benching
     from lab.measure import records

@@ -1,7 +1,8 @@
 """The house in numbers: `python -m lab.author.house [REVISION …]`, a column for each revision.
 
-It counts the course's own Python files, without tests. A tuple assignment gives several names their
-values in one line, `a, b = 1, 2`. Those in kernels and the simulator's instructions do not count:
+It counts the course's own Python files, without tests.
+A tuple assignment gives several names their values in one line, `a, b = 1, 2`.
+Those in kernels and the simulator's instructions do not count:
 there a line is a line of the manual.
 """
 
@@ -64,7 +65,8 @@ def density(files):
 
 def long_functions(text):
     """The names of the functions of a file whose bodies have more than MAX_BODY_LINES lines, as
-    `Class.method`. What is defined within a function is part of its body."""
+    `Class.method`.
+    What is defined within a function is part of its body."""
     rows = text.splitlines()
     names = []
 

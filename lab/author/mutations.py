@@ -2,8 +2,9 @@
 `python -m lab.author.mutations --seed 1 --count 60`
 
 Changes are drawn at random, from each room in turn, and made one at a time in this clone, which
-must hold no other change: run it in a clone of its own. For each, files of tests run until one
-fails, the nearest by imports first. benchmarks/mutations.json has what came of it.
+must hold no other change: run it in a clone of its own.
+For each, files of tests run until one fails, the nearest by imports first.
+benchmarks/mutations.json has what came of it.
 """
 
 import argparse

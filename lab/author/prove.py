@@ -1,8 +1,8 @@
 """Prove the course on this machine: `make test` (landing), `make test-all` (all), `make soak`,
 `make gpu`.
 
-A proof is a list of units (units.py), each a process of its own; one that fails stops no other. It
-ends with what failed, what is not proven here and why, what took longest, and the counts.
+A proof is a list of units (units.py), each a process of its own; one that fails stops no other.
+It ends with what failed, what is not proven here and why, what took longest, and the counts.
 """
 
 import argparse

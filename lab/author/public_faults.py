@@ -1,8 +1,10 @@
 """Faults found in well-known public kernels, each in a small kernel of our own.
 
 The simulator ran the public kernels as they stand in the named version, and stopped at the faults
-described here. No code of theirs is copied: a twin does something else, smaller, and makes the same
-mistake in the line marked `fault`. `mended` is the twin without it.
+described here.
+No code of theirs is copied: a twin does something else, smaller, and makes the same mistake in the
+line marked `fault`.
+`mended` is the twin without it.
 
     python -m lab.author.public_faults             writes benchmarks/found_in_public_code.md
 """

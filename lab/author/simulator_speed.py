@@ -1,7 +1,8 @@
 """Measure the simulator's speed against other simulators and its targets: `make speed`.
 
 benchmarks/speed/ holds the kernels and measure.py, which measures one thing in a process of its
-own. Numba and Triton's interpreter run in environments of their own under .cache/speed/. Ours and a
+own.
+Numba and Triton's interpreter run in environments of their own under .cache/speed/. Ours and a
 baseline take turns, so that a busy machine disturbs both. benchmarks/simulator.json has the result,
 and `lab build` puts its table into the README.
 """

@@ -1,13 +1,14 @@
 """Compare the simulator with other tools that run or judge kernels without a GPU.
 
 benchmarks/compared/ has 21 kernels, right and broken, and measure.py, which gives one of them
-to one tool in a process of its own. What happened is decided here, from what that process said and
-did.
+to one tool in a process of its own.
+What happened is decided here, from what that process said and did.
 
     python -m lab.author.simulators --numba PYTHON --ttsem PYTHON --vgre PYTHON --sentryward PYTHON
 
-writes benchmarks/simulators.json and the tables of lab/simulator/README.md. PYTHON is that of an
-environment which has the tool; without it the tool is "not run here". SentryWard's has NVRTC, too.
+writes benchmarks/simulators.json and the tables of lab/simulator/README.md.
+PYTHON is that of an environment which has the tool; without it the tool is "not run here".
+SentryWard's has NVRTC, too.
 """
 
 import argparse

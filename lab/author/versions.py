@@ -1,8 +1,10 @@
 """Run the simulator's tests on the oldest and the newest supported compilers: `make test-versions`.
 
 Each end of the ranges in pyproject.toml gets an environment of its own under .cache/versions/:
-NVRTC with its headers, and Triton. All the rest is as constraints.txt pins it. NVRTC and Triton do
-not touch, so one environment tests an end of both. benchmarks/versions.json has the result.
+NVRTC with its headers, and Triton.
+All the rest is as constraints.txt pins it.
+NVRTC and Triton do not touch, so one environment tests an end of both. benchmarks/versions.json has
+the result.
 """
 
 import argparse

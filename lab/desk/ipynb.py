@@ -41,7 +41,8 @@ def exercise_of(cell):
 
 def code(text, label):
     """(language, text, number) of every code cell, in order and from 1 on; cells of other magics
-    are left out, and IPython's own lines. The text's lines are the cell's."""
+    are left out, and IPython's own lines.
+    The text's lines are the cell's."""
     bodies = [source(cell) for cell in load(text, label)["cells"] if cell["cell_type"] == "code"]
     cells = []
     for number, body in enumerate(bodies, 1):
@@ -120,7 +121,8 @@ def same_cells(text, other):
 
 def carry_over(text, base, fresh, label):
     """`fresh` with the learner's cells: changed exercise cells in their places, added cells after
-    the cell that they followed. `text` was made from `base`."""
+    the cell that they followed.
+    `text` was made from `base`."""
     mine = load(text, label)["cells"]
     new = load(fresh, "the course's notebook")
     handed = {c.get("id"): source(c) for c in load(base, "the notebook as handed out")["cells"]}

@@ -57,8 +57,8 @@ def forget(text, cell, keep, language):
     """`text` without what only `cell` brought: everything in it that no text in `keep` has.
 
     A cell is written to the file whole: the exercise, its helpers and imports, stray statements.
-    What the learner then deletes from the cell must not stay behind in what is graded. A part of
-    `text` goes only if it still is what the cell had: edited since, it is the learner's.
+    What the learner then deletes from the cell must not stay behind in what is graded.
+    A part of `text` goes only if it still is what the cell had: edited since, it is the learner's.
     """
     return (_forget_python if language == "python" else _forget_cuda)(text, cell, keep)
 
@@ -66,7 +66,8 @@ def forget(text, cell, keep, language):
 def edited_helper(text, last, cell, others, exercise):
     """The name of a helper in `cell` that the learner wrote or edited in the file: it differs from
     that in the cell of its exercise, in the cell that was written last, in the stub and in the
-    cells of other exercises, `others`. None if there is none."""
+    cells of other exercises, `others`.
+    None if there is none."""
     language = exercise.language
     known = [cell, last, exercise.lesson.stubs[language], *others]
     for name in stub.definitions(cell, language):
@@ -80,7 +81,8 @@ def edited_helper(text, last, cell, others, exercise):
 
 def handed_back(text, last, others, exercise):
     """`text` with the course's own again where only the cell `last` had something else, and the
-    text still has that. Exercises stay: they are the learner's. others: cells that count"""
+    text still has that.
+    Exercises stay: they are the learner's. others: cells that count"""
     language = exercise.language
     lesson = exercise.lesson
     handed_out = lesson.stubs[language]

@@ -142,8 +142,8 @@ class NotebookLesson:
 
     def from_cells(self, name):
         """The stubs, with every exercise that a cell run so far in this notebook defines.
-        SyntaxError, or ValueError in CUDA: the cell of exercise `name` cannot be read. Any other
-        exercise then stays the stub."""
+        SyntaxError, or ValueError in CUDA: the cell of exercise `name` cannot be read.
+        Any other exercise then stays the stub."""
         from lab.judge.candidate import Candidate
 
         sources = dict(self.lesson.stubs)

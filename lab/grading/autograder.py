@@ -2,7 +2,8 @@
 
 /autograder/submission holds what one student sent; /autograder/results/results.json is the answer.
 Any failure ends in an exit code other than 0 and no results.json: run_autograder then writes one
-without a score. Only instructors see what is printed.
+without a score.
+Only instructors see what is printed.
 """
 
 import json
@@ -41,7 +42,8 @@ def main(words):
 
 def close(lessons):
     """Let root alone read files that reveal answers: where only limits hold, the code under test
-    meets them as another user. It may need the floors and lessons before the last one."""
+    meets them as another user.
+    It may need the floors and lessons before the last one."""
     last = course.lessons().index(lessons[-1])
     answers = [lesson.path(suffix) for lesson in course.lessons()[last:]
                for suffix in (".md", *map(course.SUFFIX.get, lesson.sources))]

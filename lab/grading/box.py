@@ -2,9 +2,10 @@
 It sees a few folders, read only, and no network.
 
 A box is held by a process with namespaces of its own (mounts, processes, network, and users where
-we are not root). A child that the warm process has forked moves in, drops every privilege and forks
-again; so imports are paid for once, and the sandbox is entered after the fork. When the holder
-ends, the kernel ends every process in the box.
+we are not root).
+A child that the warm process has forked moves in, drops every privilege and forks again; so imports
+are paid for once, and the sandbox is entered after the fork.
+When the holder ends, the kernel ends every process in the box.
 
 bubblewrap    bwrap holds it (a well-maintained sandbox for ordinary users; a Debian package)
 namespaces    lab/grading/namespaces.py does, with the same system calls
@@ -80,8 +81,9 @@ CAPABILITY_VERSION = 0x20080522
 class Box:
     """A box that exists until `close`. binds: {path inside: file or folder outside}.
 
-    loopback: its processes may open sockets, which lead to nothing but each other. Two candidates
-    never share such a box. Without walls there is none: the network would be the machine's.
+    loopback: its processes may open sockets, which lead to nothing but each other.
+    Two candidates never share such a box.
+    Without walls there is none: the network would be the machine's.
     """
 
     def __init__(self, level, binds, user=NOBODY, loopback=False):
@@ -146,9 +148,10 @@ class Box:
 
 def draw_users(jobs):
     """A user for each job of a grading process, drawn from thousands: the kernel counts processes
-    by user, and a fork bomb in one run must not use up those of a run beside it. Drawn, since a
-    process in another container may have the same process ID. Two runs of four jobs share a user
-    once in 600. A user who has a process already is left out."""
+    by user, and a fork bomb in one run must not use up those of a run beside it.
+    Drawn, since a process in another container may have the same process ID. Two runs of four jobs
+    share a user once in 600.
+    A user who has a process already is left out."""
     first, end = USERS
     start = secrets.randbelow(end - first)
     users = [first + (start + slot) % (end - first) for slot in range(end - first)]
@@ -180,8 +183,8 @@ def processes():
 def resident(processes):
     """Bytes of memory that the processes of a box hold, shared pages counted once.
 
-    The sum of RSS is never less, and costs one read per process. PSS, for which the kernel walks
-    all pages, is read only where that sum is too large.
+    The sum of RSS is never less, and costs one read per process.
+    PSS, for which the kernel walks all pages, is read only where that sum is too large.
     """
     sizes = {}
     with contextlib.suppress(OSError):                          # the box has ended

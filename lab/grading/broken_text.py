@@ -1,8 +1,8 @@
 """A text that cannot be read, piece by piece: a mistake costs the definition it is in.
 
-A piece starts on a line that starts with a name or a decorator, and ends where the next starts. One
-that cannot be read becomes empty lines, so that the others keep their line numbers; in place of an
-unreadable function, one of the same name raises the error when it is called.
+A piece starts on a line that starts with a name or a decorator, and ends where the next starts.
+One that cannot be read becomes empty lines, so that the others keep their line numbers; in place of
+an unreadable function, one of the same name raises the error when it is called.
 """
 
 import re

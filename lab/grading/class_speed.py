@@ -1,7 +1,8 @@
 """How fast a class is graded: `python -m lab.grading.class_speed`, into benchmarks/grading.json.
 
 200 submissions of 20 exercises each, 12 in Python, 5 in CUDA C and 3 in Triton, about seven in ten
-right, no two with the same source. The machine should be otherwise idle.
+right, no two with the same source.
+The machine should be otherwise idle.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """A lesson's exercises, found by name in whatever was sent and placed in the pristine lesson.
 
-On a desk the .py and .cu files count: a notebook gives only what is still a stub there. In a
-notebook the last cell that defines an exercise counts, with what it needs from other cells.
+On a desk the .py and .cu files count: a notebook gives only what is still a stub there.
+In a notebook the last cell that defines an exercise counts, with what it needs from other cells.
 """
 
 import ast
@@ -124,7 +124,8 @@ def attempted(lesson, part):
 
 def wraps(unit):
     """Whether a unit only wraps what a name holds already, as a notebook that counts calls does:
-    `f = Watched(f)`. It is no answer: the function that it wraps is defined elsewhere."""
+    `f = Watched(f)`.
+    It is no answer: the function that it wraps is defined elsewhere."""
     nodes = parsed(unit)
     inner = [one for node in nodes for one in ast.walk(node)]
     return bool(nodes) and all(isinstance(node, ast.Assign) for node in nodes) and not any(

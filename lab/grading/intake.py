@@ -1,7 +1,8 @@
 """Read a folder of submissions: who sent what, and when.
 
 It may hold archives, loose files, desks, cloned repositories and downloads from Canvas and Moodle,
-in any mixture. Anything hostile or broken is a line in that submission's problems.
+in any mixture.
+Anything hostile or broken is a line in that submission's problems.
 """
 
 import os

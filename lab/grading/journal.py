@@ -1,5 +1,6 @@
 """The journal of a grading: a line for each finished unit, so that a killed run continues where it
-stopped. The first line identifies the run: the secret seed and the lessons."""
+stopped.
+The first line identifies the run: the secret seed and the lessons."""
 
 import fcntl
 import json

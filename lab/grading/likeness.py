@@ -1,10 +1,11 @@
 """Near-identical answers of different students, for a person to look at; never a penalty.
 
 Renaming, comments and layout change nothing: an answer is read as the set of its shingles, each
-K consecutive tokens with names numbered in order of use. Shingles of the course's reference are
-left out, since every right answer may have them. Two answers are as alike as the Jaccard index of
-the rest. Where the exercise leaves little choice, the whole class is alike: a pair counts only
-from half-way between the usual index and 1, and an answer like those of many others does not count.
+K consecutive tokens with names numbered in order of use.
+Shingles of the course's reference are left out, since every right answer may have them.
+Two answers are as alike as the Jaccard index of the rest.
+Where the exercise leaves little choice, the whole class is alike: a pair counts only from half-way
+between the usual index and 1, and an answer like those of many others does not count.
 """
 
 import keyword

@@ -1,8 +1,10 @@
 """Cells of an edition's notebooks that fail although everything the learner writes is right.
 
 They use answers of the course that the edition does not have: its own kernels side by side, say, or
-another lesson's function. They become comments that say so. They are found by trial: each notebook
-runs in the edition, with the course's answers in the learner's cells alone.
+another lesson's function.
+They become comments that say so.
+They are found by trial: each notebook runs in the edition, with the course's answers in the
+learner's cells alone.
 """
 
 import json

@@ -3,8 +3,10 @@
     source/<lesson>/<lesson>.ipynb      one assignment a lesson: the stub notebook, marked up
     nbgrader_config.py
 
-nbgrader is not needed to make it. It runs a learner's notebook, and with it the learner's code, in
-the process that awards the points; `lab grade` does not. Schema 3 of nbgrader's metadata of
+nbgrader is not needed to make it.
+It runs a learner's notebook, and with it the learner's code, in the process that awards the points;
+`lab grade` does not.
+Schema 3 of nbgrader's metadata of
 cells: https://nbgrader.readthedocs.io/en/stable/contributor_guide/metadata.html
 """
 

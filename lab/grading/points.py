@@ -17,9 +17,11 @@ def worths(lessons, path=None):
     """{(lesson id, row): Fraction}, a row for each exercise and each speed, in the course's order.
 
     path: a TOML file whose table `points` gives a lesson's worth ("k07_softmax" = 10) or an
-    exercise's ("k07_softmax/merge" = 1.5). A lesson's worth is shared among its exercises as the
-    course shares its points, after those with a worth of their own. The points for speed, which few
-    machines can measure, come on top: by default they scale with their exercise's.
+    exercise's ("k07_softmax/merge" = 1.5).
+    A lesson's worth is shared among its exercises as the course shares its points, after those with
+    a worth of their own.
+    The points for speed, which few machines can measure, come on top: by default they scale with
+    their exercise's.
     """
     own = own_points(Path(path), lessons) if path is not None else {}
     worth_of = {}

@@ -1,9 +1,9 @@
 """A student edition of the course: `lab release LESSONS --out DIR [--answers-until LESSON]`.
 
-Released lessons ship as stubs with their graders, answered ones whole. Of the other lessons on
-these floors only the modules ship, as stubs, since others import them. A file that is not named
-below does not ship. The edition is a repository of one commit, so that its history reveals nothing
-either.
+Released lessons ship as stubs with their graders, answered ones whole.
+Of the other lessons on these floors only the modules ship, as stubs, since others import them.
+A file that is not named below does not ship.
+The edition is a repository of one commit, so that its history reveals nothing either.
 """
 
 import json

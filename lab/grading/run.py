@@ -87,8 +87,8 @@ class Grading:
 
     def forked(self, submission, lesson, folder, user):
         """(results, notes, whether it was stopped) of a unit, from a process of its own, which also
-        reads the submission. One that was stopped has errors of the course for results, so that the
-        other units go on."""
+        reads the submission.
+        One that was stopped has errors of the course for results, so that the other units go on."""
         servers = private()
         modules = preload(lesson)
         servers.start(modules)          # here: a unit's own would end with it

@@ -1,8 +1,9 @@
 """The boxes in which a submission's code runs while a lesson's tests judge it.
 
-A learner's Python runs in one box. A kernel is only compiled there: the result runs in another,
-beside the course's own launchers and under the course's own simulator, which have met none of the
-learner's code. So a kernel's results, counts and races do not rest on the learner's word.
+A learner's Python runs in one box.
+A kernel is only compiled there: the result runs in another, beside the course's own launchers and
+under the course's own simulator, which have met none of the learner's code.
+So a kernel's results, counts and races do not rest on the learner's word.
 """
 
 import contextlib

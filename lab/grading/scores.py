@@ -80,7 +80,8 @@ def students(graded, worths, regrades, best=False):
 def scored(graded, worths, paced):
     """A submission's reported rows, in points.
 
-    paced: whether this machine measures speed. If not, no row for speed is in a maximum.
+    paced: whether this machine measures speed.
+    If not, no row for speed is in a maximum.
     """
     def points(result):
         undecided = result.points is None or (result.exercise.endswith(SPEED) and not paced)

@@ -2,8 +2,8 @@
 wall off. seccomp(2) applies it to a process and all that it starts, for good.
 
 Own code, since no maintained package has it: libseccomp's Python comes with Debian alone, and
-PyPI's pyseccomp, of 2020, needs libseccomp installed. A filter is a program of <linux/filter.h>,
-which reads a struct seccomp_data.
+PyPI's pyseccomp, of 2020, needs libseccomp installed.
+A filter is a program of <linux/filter.h>, which reads a struct seccomp_data.
 """
 
 import ctypes
@@ -64,7 +64,8 @@ ROUTE = 0                       # <linux/netlink.h>: the protocol that tells of 
 def program(machine, loopback=False):
     """The filter for a machine, as the kernel reads it: bytes, 8 an instruction.
 
-    loopback: ranks meet over sockets. For a process whose network namespace has nothing but lo.
+    loopback: ranks meet over sockets.
+    For a process whose network namespace has nothing but lo.
     """
     which, audit = MACHINES[machine]
     parts = [(LOAD, 0, 0, MACHINE), (EQUAL, 1, 0, audit), refuse(errno.EPERM),

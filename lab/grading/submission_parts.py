@@ -48,7 +48,8 @@ def files_of(lesson, submission):
     """The files that may hold a lesson's exercises, the one that counts first.
 
     .py and .cu come before notebooks, files named as the lesson before others, a file sent again
-    before the one it replaces. A file named as another lesson belongs to that one.
+    before the one it replaces.
+    A file named as another lesson belongs to that one.
     """
     ranked = []
     for file in submission.files:

@@ -121,7 +121,8 @@ def zipped(files, executable=()):
 
 def write(packed, own, out=None):
     """Write the zip and return its path: `out`, or the desk's name and the date, in the current
-    folder. CourseError: `out` is there already, or it cannot be written."""
+    folder.
+    CourseError: `out` is there already, or it cannot be written."""
     name = f"{own.folder.name or 'desk'}-{time.strftime('%Y-%m-%d')}"
     paths = [Path(out)] if out else [Path(f"{name}{more}.zip") for more in (
         "", *(f"-{number}" for number in range(1, 1000)))]

@@ -1,7 +1,7 @@
 """The files of one submission, taken from an untrusted folder or archive.
 
-A Basket takes the files that can be graded and a line for each thing that cannot. Nothing that a
-student sent makes it raise an error, follow a link or exceed its limits.
+A Basket takes the files that can be graded and a line for each thing that cannot.
+Nothing that a student sent makes it raise an error, follow a link or exceed its limits.
 """
 
 import json
@@ -129,7 +129,8 @@ def code_alone(text):
     """A notebook with the sources of its code cells alone.
     ValueError: it is not a notebook.
 
-    Outputs, which can be a hundred times as large, are never held. Format 3 becomes format 4.
+    Outputs, which can be a hundred times as large, are never held.
+    Format 3 becomes format 4.
     """
     try:
         raw = json.loads(text)

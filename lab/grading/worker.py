@@ -1,7 +1,7 @@
 """One unit of grading, a submission's text of one lesson, in a process of its own.
 
-It is forked from a warm process, so that the memory it takes is freed with it. That process has
-read the lessons, answers and all, so a learner's code runs in forks of another.
+It is forked from a warm process, so that the memory it takes is freed with it.
+That process has read the lessons, answers and all, so a learner's code runs in forks of another.
 """
 
 from dataclasses import asdict, replace

@@ -33,8 +33,8 @@ def tiles_in_64_bits(subject, name, grid, block, args, what, **meta):
     taken for the first tile.
 
     grid: of the first tile, and of tiles that begin with row 16
-    args: as in_64_bits has them. As many threads of every tile reach beyond row 0 only if each
-    tile is the first
+    args: as in_64_bits has them.
+    As many threads of every tile reach beyond row 0 only if each tile is the first
     what: the product and its array, in words
     """
     first, every = (threads_beyond(subject, name, tiles, block, args, **meta)

@@ -1,8 +1,8 @@
 """Inputs on which plausible wrong answers differ from right ones: each kind once, with its reason.
 
 Graders draw from the generators; `lab verify --gaps` recognises the kinds in what a grader hands
-over (observer.py beside this), whatever made it. A generator gives an array of `shape`, float32
-unless it says otherwise.
+over (observer.py beside this), whatever made it.
+A generator gives an array of `shape`, float32 unless it says otherwise.
 """
 
 from collections.abc import Callable

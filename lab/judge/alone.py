@@ -2,8 +2,8 @@
 
 A test of one exercise may run others: the step of an engine calls four, and one syntax error stops
 a whole file of CUDA C. So what failed is graded again with the course's answers to those that it
-and its tests use. Only its verdict may then change where answers are held back: a message could
-tell them.
+and its tests use.
+Only its verdict may then change where answers are held back: a message could tell them.
 """
 
 import ast

@@ -1,8 +1,8 @@
 """Whose fault an exception is that no test expected.
 
-The course's own answer is put to the same test with the same inputs. Where it passes, the
-submission alone made the difference: that is a fail, explained by what it returned and
-what the course's own returned from the same call.
+The course's own answer is put to the same test with the same inputs.
+Where it passes, the submission alone made the difference: that is a fail, explained by what it
+returned and what the course's own returned from the same call.
 """
 
 import re

@@ -66,7 +66,8 @@ def reference_fixture(request):
 @pytest.fixture
 def truth(request):
     """truth(function): data that a test makes in this process with the lesson's own answers, such
-    as launches counted in the course's model. Where an edition lacks those, the data from when it
+    as launches counted in the course's model.
+    Where an edition lacks those, the data from when it
     was made: a test asks for the same data in the same order, be the answer right or wrong."""
     lesson, _, place = under_test(request)
     if lesson.answered:
@@ -78,7 +79,8 @@ def truth(request):
 @pytest.fixture
 def pace(request):
     """pace(name, *arguments): the lesson's public function on the device, beside the course's own
-    in the same run. See lab/judge/pace.py."""
+    in the same run.
+    See lab/judge/pace.py."""
     lesson, candidate, place = under_test(request)
     if not lesson.answered:
         raise NotProvenHere("speed is compared with the course's own kernel, which this edition "

@@ -50,8 +50,9 @@ def jobs(attempts):
 
 def side_by_side(graders, candidate, names):
     """The verdicts that one grader would give for all the exercises, in their order; then the
-    graders are closed. What fails may be judged by itself, beside those before it that have passed
-    (alone.py): it is graded again where it did not know them yet."""
+    graders are closed.
+    What fails may be judged by itself, beside those before it that have passed (alone.py): it is
+    graded again where it did not know them yet."""
     free = SimpleQueue()
     passed = set()
     for grader in graders:

@@ -16,8 +16,9 @@ class Changed(AssertionError):
 def written(own, changed, edited=()):
     """{("array", its number among the arrays), ("list", position or name)} of what a call changed.
 
-    own: the arrays as they were. One that held a single value throughout is left out: it is an
-    output, or scratch. ValueError where the other process reports nonsense.
+    own: the arrays as they were.
+    One that held a single value throughout is left out: it is an output, or scratch.
+    ValueError where the other process reports nonsense.
     """
     arrays = {number for number, _ in changed}
     plain = {number for number in arrays if number < len(own) and uniform(own[number])}

@@ -23,8 +23,9 @@ def prepared(lesson, sources, earlier=()):
     ("floor/name" of a file -> its text), this one as `sources`, later ones on its floor as stubs;
     no floor above.
 
-    A floor that is the course's own is a link. Any other has the texts that are not the course's,
-    and its package looks for the rest where it is: stubs first, then the course.
+    A floor that is the course's own is a link.
+    Any other has the texts that are not the course's, and its package looks for the rest where it
+    is: stubs first, then the course.
     """
     texts = dict(earlier) | {f"{lesson.floor}/{lesson.id}{SUFFIX[language]}": text
                              for language, text in sources.items()}

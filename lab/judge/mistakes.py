@@ -63,8 +63,9 @@ def named(name, sentence, applies):
 def of(error):
     """(id, sentence) of the mistake in what a test raised, each "" where there is none.
 
-    An exception may bring both itself, as `.mistake` and `.sentence`, or in its message. Else its
-    id is the kind of a report, the class of the learner's exception or why a process was stopped.
+    An exception may bring both itself, as `.mistake` and `.sentence`, or in its message.
+    Else its id is the kind of a report, the class of the learner's exception or why a process was
+    stopped.
     """
     messages = (part for part in error.args[:1] if isinstance(part, Message))
     for owner in (error, *messages):

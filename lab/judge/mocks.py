@@ -1,8 +1,8 @@
 """Mocks of the course: machines whose every cost is known, and watched functions.
 
-No machine here takes real time. A test builds one beside the code under test,
-subject.make("lab.judge.mocks:FakeGpu", ...), and others for itself, to work out what the wrong
-ways of using it would give.
+No machine here takes real time.
+A test builds one beside the code under test, subject.make("lab.judge.mocks:FakeGpu", ...), and
+others for itself, to work out what the wrong ways of using it would give.
 """
 
 import inspect
@@ -21,7 +21,8 @@ class FakeArray:
 
 class SharpSoftmax:
     """Stands in for a softmax that is handed in: the softmax of twice the scores, over the last
-    axis. What is left out gets nothing, and neither does -inf."""
+    axis.
+    What is left out gets nothing, and neither does -inf."""
 
     def __call__(self, scores):
         e = np.exp(2 * (scores - scores.max(-1, keepdims=True)))
@@ -32,8 +33,9 @@ class FakeGpu:
     """A GPU and its host, each with its own time.
 
     A launch returns to the host at once and the work ends later, in the device's queue; only
-    synchronise() makes the host wait for it. The cache holds the arrays of the last copy where they
-    fit into it together; flush() evicts them.
+    synchronise() makes the host wait for it.
+    The cache holds the arrays of the last copy where they fit into it together; flush() evicts
+    them.
 
     bandwidth, cached: byte/s of the memory and of the cache    cache: bytes of it
     launch, allocate: seconds of the host for a launch and for array()

@@ -3,9 +3,9 @@ mistake, and twins, which are right in another style.
 
 A row of <lesson>.mutants.toml or .twins.toml says how an exercise is written differently: `body`
 is what stands below its comment `exercise:`, `text` the whole of it, with helpers before it, and
-`find` with `replace` a change of the reference. A mutant `shows` the id of its mistake. [[guesses]]
-makes a mutant of each wrong answer to a prediction or a choice, wrong = {"3.0" = "reads_alone"},
-and a twin of `right`.
+`find` with `replace` a change of the reference.
+A mutant `shows` the id of its mistake. [[guesses]] makes a mutant of each wrong answer to a
+prediction or a choice, wrong = {"3.0" = "reads_alone"}, and a twin of `right`.
 """
 
 import ast

@@ -6,10 +6,12 @@ A lesson gives points for it under `speed` in its front matter, and its test fil
     def test_softmax_online_triton_speed(pace):
         pace("softmax", numbers("bfloat16", 16_384, 8_192))
 
-Each side runs in a process of its own, on the device. They take turns; the clock is the grader's,
-from release to receipt. Nothing can be remembered: every timed call has inputs of its own, made
-before the clock starts from a seed that the grader has just drawn, and after it stops every result
-is compared with the course's own. Nor can work be left out: no kernel is faster than memory.
+Each side runs in a process of its own, on the device.
+They take turns; the clock is the grader's, from release to receipt.
+Nothing can be remembered: every timed call has inputs of its own, made before the clock starts from
+a seed that the grader has just drawn, and after it stops every result is compared with the course's
+own.
+Nor can work be left out: no kernel is faster than memory.
 
 A simulator's time means nothing, so without a GPU the row is not proven here.
 """
@@ -120,7 +122,8 @@ class Race:
 def measure(name, candidate, reference, copying, draw, clock=time.perf_counter):
     """Seconds of one call of the course's over those of one call of the candidate, from `Calls`.
 
-    copying: Calls of a copy, in a process of the course. AssertionError as in `compare`.
+    copying: Calls of a copy, in a process of the course.
+    AssertionError as in `compare`.
     """
     race = Race(name, (candidate, reference), draw, clock)
     candidate_seconds, reference_seconds = race.medians()

@@ -37,7 +37,8 @@ UNUSED = ("cacheprovider", "terminal", "logging", "threadexception", "unraisable
 
 class GradedRun:
     """One pytest run over a lesson's tests, all or those named in `tests`, and the outcomes by
-    exercise. A pytest plugin."""
+    exercise.
+    A pytest plugin."""
 
     def __init__(self, lesson, candidate, exercises, place, seed=0, observed=None, tests=None):
         self.lesson = lesson
@@ -79,7 +80,8 @@ class GradedRun:
 
     def settle(self):
         """Put the course's own answer to each test that ended in doubt: where that passes, the
-        submission is at fault. Answers that an edition lacks passed when it was made."""
+        submission is at fault.
+        Answers that an edition lacks passed when it was made."""
         if not self.doubts or self.candidate.sources == self.lesson.sources:
             return
         reference_run = None

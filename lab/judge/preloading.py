@@ -50,7 +50,8 @@ def preload(lesson, on_device=False):
 
 def floors_below(lesson, earlier=()):
     """The floors that the lesson needs, without its own, for the process to import that forks: a
-    child would import the same. Not from the first on that `earlier` has texts for."""
+    child would import the same.
+    Not from the first on that `earlier` has texts for."""
     *below, _ = floors_to(lesson)
     names = needed_floors(lesson)
     return tuple(floor.name for floor in itertools.takewhile(

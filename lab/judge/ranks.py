@@ -144,8 +144,8 @@ def run(subject, question, seconds, slack):
     """`subject.ranks`: a RankRun.
     Arrays that a rank changed are copied back into its arguments.
 
-    seconds: of CPU that a rank may use, or as many times the reference's as `slack` says. Raised
-    where a rank raised, with .rank; RankFault where ranks do not fit each other.
+    seconds: of CPU that a rank may use, or as many times the reference's as `slack` says.
+    Raised where a rank raised, with .rank; RankFault where ranks do not fit each other.
     """
     name, arguments, kwargs, _ = question
     subject._observe(name, [list(map(list, arguments)), kwargs])

@@ -26,7 +26,8 @@ def report(lesson, candidate, verdicts):
 
 def problems(lesson, candidate, verdicts):
     """[`path:line: error: exercise: what is wrong`] of what failed, as compilers say it: an editor
-    finds the line. It is the first that the message names, else that of the definition."""
+    finds the line.
+    It is the first that the message names, else that of the definition."""
     exercises = {exercise.name: exercise for exercise in lesson.exercises}
     failed = [verdict for verdict in verdicts if verdict.verdict == "fail"]
     return [problem(candidate, exercises[verdict.name.removesuffix(course.SPEED)], verdict.message)

@@ -1,5 +1,6 @@
 """Objects that a test builds and hands to the code under test, named as that code knows them: by a
-parameter, a field or a key. A learner has never heard of the class of a mock."""
+parameter, a field or a key.
+A learner has never heard of the class of a mock."""
 
 import inspect
 

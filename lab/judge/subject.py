@@ -57,7 +57,8 @@ class Subject:
     def launch(self, name, grid, block=None, args=(), **meta):
         """Launch kernel `name` over `grid`; arrays in `args` are written as on a device.
 
-        CUDA: give `block` and perhaps `shared_mem`. Triton: give the constexprs and num_warps.
+        CUDA: give `block` and perhaps `shared_mem`.
+        Triton: give the constexprs and num_warps.
         capability=89: the simulator is a GPU with fp8.
         """
         self._observe(name, [list(args), meta], launch=True)

@@ -1,9 +1,10 @@
 """What the reference answers in a lesson's tests, for a student edition, which does not have it.
 
 A test that counts compares with the reference's counts, or with what it counts in the reference
-itself; an endless loop ends at a multiple of the reference's steps or time. `lab release` grades
-the reference again and records all of it in <lesson>.recorded.json.gz beside the tests. The
-reference's text is not in there.
+itself; an endless loop ends at a multiple of the reference's steps or time.
+`lab release` grades the reference again and records all of it in <lesson>.recorded.json.gz beside
+the tests.
+The reference's text is not in there.
 """
 
 import base64

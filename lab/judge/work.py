@@ -1,5 +1,6 @@
 """A kernel's work compared with the course's own on the same arguments: right numbers by other work
-are no answer where the work is the lesson's point. Only the simulator's counts are used."""
+are no answer where the work is the lesson's point.
+Only the simulator's counts are used."""
 
 from lab.judge.mistakes import mistake
 

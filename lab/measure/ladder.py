@@ -5,7 +5,8 @@ def table(steps):
     """The steps of a lesson, NamedTuples of one type, under the names of their fields.
 
     The first field is the step's name, the last says what changed; those between are numbers, or
-    None where nothing is counted. Whole numbers are shown whole, others to four digits.
+    None where nothing is counted.
+    Whole numbers are shown whole, others to four digits.
     """
     named = ["step", *(field.replace("_", " ") for field in steps[0]._fields[1:])]
     rows = [named, *(list(map(cell, step)) for step in steps)]

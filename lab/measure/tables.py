@@ -47,8 +47,8 @@ def of_lesson(lesson, known):
 def table(measured):
     """Judged rows as lines of Markdown: shares of a copy's and a matmul's rate, ratios, targets.
 
-    The roofs have their rates alone. Shares of what a read reaches, which hardly differ from those
-    of a copy, are in the record.
+    The roofs have their rates alone.
+    Shares of what a read reaches, which hardly differ from those of a copy, are in the record.
     """
     figures = {key: None for row in measured.values() for key in row}
     shares = [key for key in figures if key.startswith("share_of_") and key != "share_of_read"]
@@ -99,7 +99,8 @@ def best(measured, wanted):
     """One cell: the kernel to name with its figures, and how many of the targets are met.
 
     The kernel is itself no rival of another, and does best against the strongest rival of its
-    family. Names are `way`, `family: way`.
+    family.
+    Names are `way`, `family: way`.
     """
     def family(name):
         return name.rpartition(": ")[0]

@@ -1,8 +1,9 @@
 """Compiling in another process.
 
 What a learner wrote is compiled in a process that may run the learner's code: a @triton.jit body
-can run Python while it compiles, NVRTC reads files. Only PTX, a cubin and a few numbers come out;
-they run in a process that has met no learner's code, so what it counts and checks is the truth.
+can run Python while it compiles, NVRTC reads files.
+Only PTX, a cubin and a few numbers come out; they run in a process that has met no learner's code,
+so what it counts and checks is the truth.
 """
 
 import importlib

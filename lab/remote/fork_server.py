@@ -1,16 +1,20 @@
 """A warm process that forks: imports are paid once, and every child starts clean.
 
-The server imports the heavy modules and then only accepts and forks. It never runs a learner's
-code, so what it forks has never met any. A child talks over the connection that asked for it; when
-either side hangs up, the server ends the child and all that it started, before its number is free.
+The server imports the heavy modules and then only accepts and forks.
+It never runs a learner's code, so what it forks has never met any.
+A child talks over the connection that asked for it; when either side hangs up, the server ends the
+child and all that it started, before its number is free.
 
-A server may serve many processes, one after another (servers.py). An answer cannot change what the
+A server may serve many processes, one after another (servers.py).
+An answer cannot change what the
 others get: the server reads nothing that a client sends, the fork does, which then has the request
-alone. All that a client can do is to have forks made, of the same modules and the same user, and it
-could start those itself. Others than that user cannot reach the socket. A process of the same user
-can write to any other's memory by means of a debugger, and to the course's files as well: that is
-the learner, on the learner's own desk. So an instructor's grading shares nothing, and a box does
-not show its sockets.
+alone.
+All that a client can do is to have forks made, of the same modules and the same user, and it could
+start those itself.
+Others than that user cannot reach the socket.
+A process of the same user can write to any other's memory by means of a debugger, and to the
+course's files as well: that is the learner, on the learner's own desk.
+So an instructor's grading shares nothing, and a box does not show its sockets.
 """
 
 import contextlib

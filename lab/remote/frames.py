@@ -1,7 +1,8 @@
 """What crosses between the trusted process and the code under test: data, as JSON and raw bytes.
 
 A message is a frame: two lengths, a JSON text, then the bytes of its arrays one after the other
-(wire.py). Nothing here is ever unpickled, so a reply can be wrong but cannot run anything.
+(wire.py).
+Nothing here is ever unpickled, so a reply can be wrong but cannot run anything.
 """
 
 import json

@@ -2,7 +2,8 @@
 
 A Ledger takes Operations as they are written, each rank's in its order, and names the first call
 that does not fit the others'. `Ending`s say how each rank ended, or where it waits; `explain` finds
-the reason. Neither starts anything or looks at a process.
+the reason.
+Neither starts anything or looks at a process.
 """
 
 from collections import Counter, defaultdict
@@ -114,7 +115,8 @@ class Ledger:
 
     def unmet(self):
         """(sends that no rank receives, receives that no rank sends): [(rank, Operation)], in the
-        order of their beginning. Those of ranks that receive from whoever sends are left out."""
+        order of their beginning.
+        Those of ranks that receive from whoever sends are left out."""
         both = []
         for own, others, side in ((self.sends, self.receives, 0), (self.receives, self.sends, 1)):
             rows = [(key[side], operation) for key, begun in own.items()
@@ -197,7 +199,8 @@ def described(operation):
 def explain(ledger, endings):
     """The Fault of ranks that have ended, or wait without an end; None where all is well.
 
-    endings: an Ending a rank. Exceptions are told elsewhere: of ranks that raised, none is here.
+    endings: an Ending a rank.
+    Exceptions are told elsewhere: of ranks that raised, none is here.
     """
     for rank, ending in enumerate(endings):
         if ending.kind == "died":

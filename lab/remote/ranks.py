@@ -1,8 +1,9 @@
 """n ranks of one program: forks of this process that meet on loopback and are watched.
 
-No port is ever in use: the listening socket is made before the fork and inherited. Each rank
-(rank.py) writes what it is about to do into a pipe. This process reads along, says what does not
-fit (ledger.py), and ends all ranks when it is done; when it is ended itself, they end.
+No port is ever in use: the listening socket is made before the fork and inherited.
+Each rank (rank.py) writes what it is about to do into a pipe.
+This process reads along, says what does not fit (ledger.py), and ends all ranks when it is done;
+when it is ended itself, they end.
 """
 
 import contextlib

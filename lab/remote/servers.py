@@ -1,10 +1,11 @@
 """Where the warm processes are: whoever needs one finds it by its name, or starts it.
 
 A server (fork_server.py) listens at a socket whose name is a digest of all that decides what it
-forks: the course's files, the modules it has imported, settings of libraries, the machine. So a
-changed course has other servers, and the old ones end by themselves.
+forks: the course's files, the modules it has imported, settings of libraries, the machine.
+So a changed course has other servers, and the old ones end by themselves.
 
-private   in a temporary folder of this process; they end with it. Grading a class has no others.
+private   in a temporary folder of this process; they end with it.
+Grading a class has no others.
 shared    one a user and course, below the cache, for `lab check`, `lab watch` and notebooks alike;
           they end after IDLE seconds without a request
 common    what a test or an author's command has: where LAB_WARM names a folder, all processes of
@@ -170,7 +171,8 @@ def own(folder):
 
 def fingerprint():
     """A digest of where the course's own files are, their sizes and times, and of when a package
-    was installed last. The desk is not among them."""
+    was installed last.
+    The desk is not among them."""
     digest = hashlib.sha256(f"{VERSION} {ROOT} {packages()}".encode())
     for top in ("lab", *(floor.name for floor in course.floors())):
         for folder, folders, names in os.walk(ROOT / top):

@@ -1,11 +1,13 @@
 """Hold code to its shape comments:  y = f(x)  # (B, T, C)
 
 A claim is the comment after an assignment: sizes in brackets, `(C,)` for one size, `()` for none,
-`...` for any number of them. A second comment may follow. A size is a whole number, a name, or an
-expression of these with + - * //. In one call of a function a name stands for the size that it met
-first. An assignment to several targets takes one claim for all that have a shape, or one for each:
-`q, k = split(x)  # (T, H, D), (T, G, D)`. Any other comment is no claim, nor is one after
-`out[i] = y`, which makes no array.
+`...` for any number of them.
+A second comment may follow.
+A size is a whole number, a name, or an expression of these with + - * //. In one call of a function
+a name stands for the size that it met first.
+An assignment to several targets takes one claim for all that have a shape, or one for each:
+`q, k = split(x)  # (T, H, D), (T, G, D)`.
+Any other comment is no claim, nor is one after `out[i] = y`, which makes no array.
 """
 
 import ast
@@ -39,8 +41,8 @@ def checked(*paths):
 
     The files have been imported before; their functions run code with the assertions added.
     ShapeError names the line, the variable, its shape and the claim; it is raised at the end of the
-    block if the code under test swallowed it. It is raised at once if a comment has another number
-    of shapes than its statement has targets.
+    block if the code under test swallowed it.
+    It is raised at once if a comment has another number of shapes than its statement has targets.
     """
     failures = []
     before = {}

@@ -1,7 +1,9 @@
 """What a call of torch.distributed sends: bytes to each peer, as exact integers.
 
-A message counts as it is sent. A library's collective counts as the ring does it, in the pieces of
-`torch.tensor_split`: o04's `sent_by` where the pieces are equal. What a library really does may
+A message counts as it is sent.
+A library's collective counts as the ring does it, in the pieces of
+`torch.tensor_split`: o04's `sent_by` where the pieces are equal.
+What a library really does may
 differ: NCCL has trees for small arrays, gloo halves and doubles.
 """
 

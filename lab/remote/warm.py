@@ -26,8 +26,8 @@ class HungUp(RuntimeError):
 class Child:
     """A forked process, its connection, and what it printed.
 
-    role: the module whose main(connection, request) it runs. A request with a `box` names the
-    module whose move_in(box, connection) comes first.
+    role: the module whose main(connection, request) it runs.
+    A request with a `box` names the module whose move_in(box, connection) comes first.
     """
 
     def __init__(self, role, request, modules=(), servers=None, more=()):
@@ -148,7 +148,8 @@ class Child:
 
     def crash(self):
         """(what ended it, [(file, line)] of where it was, innermost first), by faulthandler or by
-        the exception that it printed last; "" and [] where there is neither. The child's own words:
+        the exception that it printed last; "" and [] where there is neither.
+        The child's own words:
         data, not truth."""
         self._listener.join(1)
         text = self.output()
@@ -159,8 +160,8 @@ class Child:
 
     def work(self):
         """(seconds of CPU that its session and all that this started have used, whether some thread
-        of these could run now or waits for a disk). Where the system does not say, the time is the
-        clock's."""
+        of these could run now or waits for a disk).
+        Where the system does not say, the time is the clock's."""
         if not Path("/proc/self/stat").exists():
             return time.monotonic(), False
         stats = {}

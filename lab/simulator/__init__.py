@@ -1,8 +1,8 @@
 """A simulator of NVIDIA GPUs that runs real CUDA C and unmodified Triton kernels on a CPU.
 
 NVRTC or Triton compile to PTX; this package interprets the PTX with numpy, for all lanes at once.
-It checks what a kernel does, counts what it moves, and says where in the source. It needs numpy and
-the NVRTC wheels; torch and triton only for what uses them.
+It checks what a kernel does, counts what it moves, and says where in the source.
+It needs numpy and the NVRTC wheels; torch and triton only for what uses them.
 
 kernel          RawKernel and RawModule, as CuPy has them
 nvrtc           CUDA C to PTX

@@ -3,8 +3,8 @@
     … add.cu --grid 4 --block 256 float32:1000 float32:1000 float32:1000 1000
 
 Arguments, in the kernel's order: `float32:1000` is an array of random numbers, `zeros:float32:1000`
-one of zeros, `float32:20x30` one of two dimensions, and a number is a number. Arrays that the
-kernel has changed are shown.
+one of zeros, `float32:20x30` one of two dimensions, and a number is a number.
+Arrays that the kernel has changed are shown.
 """
 
 import argparse

@@ -193,8 +193,8 @@ def check_element(value, parameter):
 
 def tensor_segment(tensor, name):
     """The memory from the tensor's first element to the end of its last row, padding included as in
-    the rows before. With a stride of 0, where the kernel chooses its own steps, to the end of the
-    storage."""
+    the rows before.
+    With a stride of 0, where the kernel chooses its own steps, to the end of the storage."""
     torch = torch_module()
     if tensor.device.type != "cpu":
         raise ArgumentProblem(f"is on {tensor.device}; the simulator runs on CPU tensors")

@@ -2,8 +2,9 @@
 
 CUDA demands that every thread of a block reaches the same __syncthreads(). A real GPU hangs, or
 carries on with wrong values, when one does not; here it is an error that says which threads wait
-where. A thread that has returned early is not waited for: hardware tolerates it, the manual does
-not promise it, so it is a warning.
+where.
+A thread that has returned early is not waited for: hardware tolerates it, the manual does not
+promise it, so it is a warning.
 """
 
 from functools import cached_property

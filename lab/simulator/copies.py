@@ -1,13 +1,16 @@
 """Triton's threads load an element together, and one of them stores it.
 
 Where a tensor has fewer elements than its program has threads, several threads hold a copy of each.
-All of them load it; those that are not to store it have their stores masked off. So in a kernel
-that works in place the others may read an element before or after it is stored. Nothing orders the
-two, and it does no harm as long as the others do nothing with what they have read.
+All of them load it; those that are not to store it have their stores masked off.
+So in a kernel that works in place the others may read an element before or after it is stored.
+Nothing orders the two, and it does no harm as long as the others do nothing with what they have
+read.
 
 So a read that nothing orders against a write of the same program is recorded here, with the thread
-that reads. Once the blocks have ended it is known which threads have stored something that
-depends on such a read; those are reported. Lanes of one warp are left out where the read comes
+that reads.
+Once the blocks have ended it is known which threads have stored something that depends on such a
+read; those are reported.
+Lanes of one warp are left out where the read comes
 first: Triton keeps a warp together.
 """
 
@@ -136,7 +139,8 @@ class Doubt:
 @lru_cache(1 << 10)
 def effects(read):
     """-> the instructions that store what depends on a load: by the same lane, and by any lane of
-    its warp. Where a jump or a barrier depends on it, all of them."""
+    its warp.
+    Where a jump or a barrier depends on it, all of them."""
     code = read.function.code
     users = {}
     for inst in code:

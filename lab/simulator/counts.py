@@ -1,14 +1,15 @@
 """What a launch did, counted per instruction: steps, requests, sectors, wavefronts, bytes.
 
-These are counts at PTX level. The assembler that makes machine code may still merge or widen
-accesses; caches are not modelled.
+These are counts at PTX level.
+The assembler that makes machine code may still merge or widen accesses; caches are not modelled.
 
 request    one load or store of one warp, even if its lanes point into several arrays
-sector     32 bytes of global memory, the unit that travels. A request touches at least as many as
-           hold its distinct bytes: the ideal
-wavefront  one pass through the 32 banks of shared memory, 4 bytes wide each. Lanes that want
-           different words of one bank wait for each other. A request of 8 or 16 bytes a lane is
-           served by half or quarter warps, so that it takes 2 or 4 wavefronts at best: the ideal
+sector     32 bytes of global memory, the unit that travels.
+           A request touches at least as many as hold its distinct bytes: the ideal
+wavefront  one pass through the 32 banks of shared memory, 4 bytes wide each.
+           Lanes that want different words of one bank wait for each other.
+           A request of 8 or 16 bytes a lane is served by half or quarter warps, so that it takes 2
+           or 4 wavefronts at best: the ideal
 word       of constant memory, which serves one address at a time: all lanes at one is the ideal
 distinct   bytes of a request, each counted once: lanes that read the same element share it
 
@@ -256,7 +257,8 @@ def warp_table(wave, offset):
 
 def of_pattern(table, size, count, unit):
     """count(table, size) of offsets (warps, 32), which depends on where they lie relative to each
-    other and within `unit` bytes. Small patterns recur and are remembered."""
+    other and within `unit` bytes.
+    Small patterns recur and are remembered."""
     if len(table) > SMALL:
         return count(table, size)
     table = table - (max(int(table.min()), 0) & -unit)      # absent lanes stay -1
@@ -292,7 +294,8 @@ def sectors_of(table, size):
 
 def in_order(warp, offset, size):
     """Offsets of some lanes, and their warps (n,) -> requests and what sectors_of()
-    says; None where an offset is below the one before it in the warp. Without a table."""
+    says; None where an offset is below the one before it in the warp.
+    Without a table."""
     other = warp[1:] != warp[:-1]
     step = offset[1:] - offset[:-1]
     if not ((step >= 0) | other).all():

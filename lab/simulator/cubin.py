@@ -1,7 +1,8 @@
 """What the assembler has put into a cubin: registers and stack of a kernel.
 
-A cubin is an ELF file. Its sections `.nv.info` hold a list of facts, each as (format, attribute,
-size, value); two of them are about a kernel that is named by its number in the symbol table.
+A cubin is an ELF file.
+Its sections `.nv.info` hold a list of facts, each as (format, attribute, size, value); two of them
+are about a kernel that is named by its number in the symbol table.
 """
 
 import struct

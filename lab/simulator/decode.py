@@ -1,8 +1,9 @@
 """From an instruction to a Python function that runs it.
 
-Decoding happens once, when an instruction is reached for the first time. It checks every modifier
-(an unknown one is an error, never a guess), picks dtypes, and returns `run(wave)`. The parts of
-`run` are readers and writers of registers, which hide how a value is laid out.
+Decoding happens once, when an instruction is reached for the first time.
+It checks every modifier (an unknown one is an error, never a guess), picks dtypes, and returns
+`run(wave)`.
+The parts of `run` are readers and writers of registers, which hide how a value is laid out.
 """
 
 from typing import NamedTuple

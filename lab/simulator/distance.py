@@ -8,9 +8,11 @@ from .uses import uses_of
 @lru_cache(1 << 12)
 def load_to_use(function):
     """The most fused multiply-adds that stand in the code between a load from global memory and the
-    first instruction that reads what it brings. None where nothing is loaded and read.
+    first instruction that reads what it brings.
+    None where nothing is loaded and read.
 
-    function: of ptx.py. The order is that of the text: a loop's body counts once.
+    function: of ptx.py.
+    The order is that of the text: a loop's body counts once.
     """
     begins = {}                 # number of a load -> multiply-adds before it
     loads = {}                  # register -> the load that brings it

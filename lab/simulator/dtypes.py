@@ -1,7 +1,8 @@
 """PTX types and the numpy types that hold them.
 
-A PTX register is a bag of bits: `mov.b32 %r1, %f1` moves a float into an integer register. So an
-array in a register may have any dtype of the right width, and a reader views it as what it needs.
+A PTX register is a bag of bits: `mov.b32 %r1, %f1` moves a float into an integer register.
+So an array in a register may have any dtype of the right width, and a reader views it as what it
+needs.
 bfloat16 has no numpy dtype and is held as uint16; the x2 types are two halves in a uint32.
 """
 

@@ -1,7 +1,7 @@
 """Double-precision results that numpy does not give: fused multiply-add and directed roundings.
 
-A fused multiply-add of everyday numbers is put together from error-free sums and products. The rest
-is done one number at a time with Python's integers, which never round.
+A fused multiply-add of everyday numbers is put together from error-free sums and products.
+The rest is done one number at a time with Python's integers, which never round.
 """
 
 import math

@@ -1,10 +1,12 @@
 """Which block has seen which flag: what a release and an acquire order between blocks.
 
 A thread that fences and then writes a flag, by an atomic or a volatile store, tells what happened
-before its fence. A thread that reads the flag and then fences knows it too, and at the next barrier
-so does its block. An atomic passes on what the flag told before. (PTX ISA manual, "Release and
-Acquire Patterns" and "Causality Order".) Flags in global memory count, and fences and atomics that
-are not only for a block.
+before its fence.
+A thread that reads the flag and then fences knows it too, and at the next barrier so does its
+block.
+An atomic passes on what the flag told before. (PTX ISA manual, "Release and Acquire Patterns" and
+"Causality Order".) Flags in global memory count, and fences and atomics that are not only for a
+block.
 
 A View is what happened before whatever comes next: {who: stamp}, as in stamps.py: all that this
 thread, warp or block did up to the stamp.

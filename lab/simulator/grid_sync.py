@@ -1,8 +1,9 @@
 """grid.sync() of cooperative groups: a barrier of all blocks of a launch.
 
 Its header finds a counter in global memory, the grid workspace, through %envreg1 and %envreg2,
-which the driver sets. One thread of every block adds to the counter and spins until all have. The
-race detector takes the last arrival for what it is: everything before it is ordered before
+which the driver sets.
+One thread of every block adds to the counter and spins until all have.
+The race detector takes the last arrival for what it is: everything before it is ordered before
 everything after it, in all blocks.
 """
 

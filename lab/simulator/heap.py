@@ -1,7 +1,8 @@
 """malloc() and free() within a kernel.
 
-All threads share one heap of the size that CUDA gives it unless told otherwise. It lasts for one
-launch here; on a GPU, until the memory is freed. An overshoot is found only at the heap's end.
+All threads share one heap of the size that CUDA gives it unless told otherwise.
+It lasts for one launch here; on a GPU, until the memory is freed.
+An overshoot is found only at the heap's end.
 """
 
 import numpy as np

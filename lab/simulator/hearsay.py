@@ -1,8 +1,9 @@
 """Data that are volatile, read because of a flag: what a program relies on without a fence.
 
-Two volatile accesses are no race, since flags are made of them. But data are not a flag: who reads
-them because a flag has been raised takes it that the writer's store came before the flag, and its
-own load after it. Only fences promise that, volatile or not (PTX ISA manual, "Causality Order").
+Two volatile accesses are no race, since flags are made of them.
+But data are not a flag: who reads them because a flag has been raised takes it that the writer's
+store came before the flag, and its own load after it.
+Only fences promise that, volatile or not (PTX ISA manual, "Causality Order").
 
 So here is kept, where a kernel has volatile accesses, which thread raised which flag, and which
 block has seen it, fenced or not. flags.py knows what the fences have ordered.

@@ -1,9 +1,10 @@
 """What compilers make of a kernel for Hopper (H100, H200), on a machine without one.
 
-Triton, NVRTC and their assemblers compile for any GPU anywhere; only a launch needs the device. So
-one can read from the code whether a kernel got Hopper's own instructions: tensor cores fed from
-shared memory (wgmma), and copies of whole tiles by the TMA (cp.async.bulk.tensor). The counts are
-of instructions in the code, at PTX level, not as they run; registers and spills come from ptxas.
+Triton, NVRTC and their assemblers compile for any GPU anywhere; only a launch needs the device.
+So one can read from the code whether a kernel got Hopper's own instructions: tensor cores fed from
+shared memory (wgmma), and copies of whole tiles by the TMA (cp.async.bulk.tensor).
+The counts are of instructions in the code, at PTX level, not as they run; registers and spills come
+from ptxas.
 """
 
 import re
@@ -87,8 +88,8 @@ class Hopper:
 def hopper(kernel, args, constexprs=None, num_warps=4, num_stages=3, needs=(), may_spill=0):
     """Compile a @triton.jit function for Hopper -> Hopper.
 
-    args        what a launch would pass, without the constexprs: {name: value}, or in order. In
-                place of a value its type will do: "*fp16" (a pointer, which is aligned to 16 bytes
+    args        what a launch would pass, without the constexprs: {name: value}, or in order.
+                In place of a value its type will do: "*fp16" (a pointer, which is aligned to 16 bytes
                 as torch's are), "i32", "i32:16" (a multiple of 16, which Triton makes use of),
                 "fp32", "tensordesc<fp16[64,64]>"
     constexprs  {name: value}

@@ -1,8 +1,9 @@
 """Addresses that a kernel was not given as a pointer but reads as a number.
 
-A table of pointers is a tensor of integers: `torch.tensor([a.data_ptr(), b.data_ptr()])`. The
-kernel loads such an address and goes there. Simulated addresses have a segment's number in their
-upper 16 bits; addresses of the machine have zeros there, and so can be told apart.
+A table of pointers is a tensor of integers: `torch.tensor([a.data_ptr(), b.data_ptr()])`.
+The kernel loads such an address and goes there.
+Simulated addresses have a segment's number in their upper 16 bits; addresses of the machine have
+zeros there, and so can be told apart.
 """
 
 import gc

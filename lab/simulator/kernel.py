@@ -21,11 +21,13 @@ class RawKernel:
     options  for NVRTC, such as "-DTILE=16"
     path     the file's name in messages
     any_barrier  may the warps of a block meet at different __syncthreads()? CUDA C forbids it; PTX
-             counts the warps that arrive and does not ask where. False: it is an error
+             counts the warps that arrive and does not ask where.
+             False: it is an error
 
     kernel(grid, block, args, shared_mem=0): grid and block are an int or a tuple of up to three;
-    args are numpy arrays, torch tensors, Python or numpy numbers, numpy.void for structs. Arrays
-    are written in place. Raises CompileError, KernelError or Unsupported.
+    args are numpy arrays, torch tensors, Python or numpy numbers, numpy.void for structs.
+    Arrays are written in place.
+    Raises CompileError, KernelError or Unsupported.
     """
 
     def __init__(self, source, name, options=(), path=None, any_barrier=False):
@@ -89,7 +91,8 @@ class RawModule:
 
     def get_global(self, name):
         """-> DeviceVariable: a __device__ or __constant__ variable by its name in the source, with
-        its namespaces; also a static one. Raises KernelError if there is none."""
+        its namespaces; also a static one.
+        Raises KernelError if there is none."""
         variable = variables.find(self.compile(), name, self.source, self.path)
         if session.device() == "cuda":
             from . import cuda

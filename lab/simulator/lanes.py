@@ -1,9 +1,10 @@
 """Sets of lanes.
 
-A wave is B blocks of T lanes that run together (T is rounded up to whole warps). A value in a
-register is an array that broadcasts to (B, T): (1, 1) if all lanes agree, (1, T) if it depends on
-the thread alone, (B, 1) on the block alone. Most index arithmetic is of these small kinds, and so
-costs next to nothing. The same holds for the set of lanes that an instruction runs for.
+A wave is B blocks of T lanes that run together (T is rounded up to whole warps).
+A value in a register is an array that broadcasts to (B, T): (1, 1) if all lanes agree, (1, T) if it
+depends on the thread alone, (B, 1) on the block alone.
+Most index arithmetic is of these small kinds, and so costs next to nothing.
+The same holds for the set of lanes that an instruction runs for.
 
 A set with few lanes is `sparse`: values are then gathered into arrays (n,), one per lane.
 """

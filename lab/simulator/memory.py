@@ -1,8 +1,8 @@
 """Where addresses lead.
 
-An address is 64 bits: the upper 16 name a segment, the lower 48 are a place within it. Every
-kernel argument has a segment of its own and starts in its middle, so that even a far overshoot to
-either side cannot hit another array.
+An address is 64 bits: the upper 16 name a segment, the lower 48 are a place within it.
+Every kernel argument has a segment of its own and starts in its middle, so that even a far
+overshoot to either side cannot hit another array.
 Shared and local memory are windows with segment numbers of their own: a generic address says by
 itself which memory it means.
 """

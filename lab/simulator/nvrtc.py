@@ -1,7 +1,8 @@
 """CUDA C to PTX with NVRTC, NVIDIA's run-time compiler, through ctypes.
 
-Neither a GPU nor a driver is needed. NVRTC comes from the wheel nvidia-cuda-nvrtc; the headers
-cuda_fp16.h, mma.h and their like from nvidia-cuda-runtime, nvidia-cuda-crt and nvidia-cuda-cccl.
+Neither a GPU nor a driver is needed.
+NVRTC comes from the wheel nvidia-cuda-nvrtc; the headers cuda_fp16.h, mma.h and their like from
+nvidia-cuda-runtime, nvidia-cuda-crt and nvidia-cuda-cccl.
 """
 
 import ctypes

@@ -1,8 +1,9 @@
 """Occupancy: how many blocks of a kernel are on a multiprocessor (SM) at one time, and why.
 
-A block stays on its SM until it ends, with its warps, registers and shared memory. So each of these
-limits how many blocks fit, and the scarcest decides. Rules and granularities are those of NVIDIA's
-cuda_occupancy.h; the sizes are in the CUDA Programming Guide, "Compute Capabilities".
+A block stays on its SM until it ends, with its warps, registers and shared memory.
+So each of these limits how many blocks fit, and the scarcest decides.
+Rules and granularities are those of NVIDIA's cuda_occupancy.h; the sizes are in the CUDA
+Programming Guide, "Compute Capabilities".
 """
 
 from dataclasses import dataclass

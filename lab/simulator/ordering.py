@@ -1,14 +1,18 @@
 """What comes before what: the clock that the race detector reads.
 
 Every access, barrier and fence of the checked blocks of a launch gets a step of its own, in the
-order in which they run here. A GPU may run them in another order unless something forbids it:
+order in which they run here.
+A GPU may run them in another order unless something forbids it:
 
 - a block-wide barrier orders all threads of a block, a named one (bar.sync a, b) those who took
   part in it, __syncwarp() the lanes that it names;
-- grid.sync() orders all blocks. Else nothing orders two of them but a handshake: one thread writes,
-  fences and raises a flag, the other sees the flag. The accesses alone do not show whether that
-  happened. So a fence or an atomic in between makes an order likely and not proven. A fence alone
-  makes no thread wait: without an atomic or volatile access there is no flag to be seen.
+- grid.sync() orders all blocks.
+  Else nothing orders two of them but a handshake: one thread writes, fences and raises a flag, the
+  other sees the flag.
+  The accesses alone do not show whether that happened.
+  So a fence or an atomic in between makes an order likely and not proven.
+  A fence alone makes no thread wait: without an atomic or volatile access there is no flag to be
+  seen.
 
 What a stamp is says stamps.py; whose flag was seen by whom, flags.py.
 """

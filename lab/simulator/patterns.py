@@ -1,8 +1,8 @@
 """Addresses in shared memory that depend on the thread alone, so that all blocks have the same.
 
-Loops over a tile use the same few of them again and again, and so does the next launch. What there
-is to know about them is worked out once: whether they are in bounds and aligned, what they cost,
-how to fetch them.
+Loops over a tile use the same few of them again and again, and so does the next launch.
+What there is to know about them is worked out once: whether they are in bounds and aligned, what
+they cost, how to fetch them.
 """
 
 from typing import NamedTuple

@@ -1,6 +1,7 @@
 """Pictures of a launch: what its requests touch, where its warps wait, how far it is from the roof.
 
-Each function draws one figure and returns it. All show counts at PTX level, not measurements.
+Each function draws one figure and returns it.
+All show counts at PTX level, not measurements.
 """
 
 import numpy as np

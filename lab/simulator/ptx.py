@@ -2,10 +2,12 @@
 
 PTX is the assembly language that the compilers emit and the driver translates for a GPU. A module
 holds functions (`.entry` for kernels, `.func` for device functions) and variables in the state
-spaces .global, .const and .shared. Terms are those of the PTX ISA manual.
+spaces .global, .const and .shared.
+Terms are those of the PTX ISA manual.
 
 Scopes: `{ .reg .b16 low; ... }` declares a register for the block only, and the next block may
-declare the same name with another type. Each declaration therefore gets a name of its own, and so
+declare the same name with another type.
+Each declaration therefore gets a name of its own, and so
 does each label: inline PTX with a loop is inlined many times.
 """
 
@@ -423,7 +425,8 @@ class _Parser:
         """.loc file line column[, function_name f, inlined_at file line column]
 
         A line within an inlined header function is blamed on the first caller that is not in a
-        header. Triton writes the chain of callers in a comment: `// a.py:1:2 @[ b.py:3:4 ]`.
+        header.
+        Triton writes the chain of callers in a comment: `// a.py:1:2 @[ b.py:3:4 ]`.
         """
         numbers = re.match(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)", text).groups()
         file, line, column = (int(n) for n in numbers)

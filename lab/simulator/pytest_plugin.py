@@ -1,8 +1,9 @@
 """`pytest --simulate`: tests of Triton and CuPy kernels of any project, checked without a GPU.
 
 Tensors that a test makes on "cuda" lie on the CPU, Triton's driver is the simulator, and where CuPy
-is not installed, what tests need most of it is there, on numpy. A kernel with a race, an address
-out of bounds or an uninitialised value fails its test with the line of its source.
+is not installed, what tests need most of it is there, on numpy.
+A kernel with a race, an address out of bounds or an uninitialised value fails its test with the
+line of its source.
 """
 
 import contextlib

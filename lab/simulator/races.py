@@ -1,18 +1,21 @@
 """The race detector: shadows of shared and global memory that remember what touched them, and when.
 
-Two threads race if both touch a place, at least one writes, and nothing orders them. Per cell of
-memory two stamps are kept (stamps.py), of the last write and of the last reads; for reads the
-lane may also be "several", and so may the warp and the block. That is enough: one of them is not
-me. Reads that a barrier has made harmless are forgotten when the next one comes.
+Two threads race if both touch a place, at least one writes, and nothing orders them.
+Per cell of memory two stamps are kept (stamps.py), of the last write and of the last reads; for
+reads the lane may also be "several", and so may the warp and the block.
+That is enough: one of them is not me.
+Reads that a barrier has made harmless are forgotten when the next one comes.
 
 Most reads are never followed by a write that could harm them: inputs are not written at all, and a
-tile in shared memory not before the next barrier. So reads are only listed, and their cells looked
-up when a write comes.
+tile in shared memory not before the next barrier.
+So reads are only listed, and their cells looked up when a write comes.
 
-Atomics do not race with each other. In global memory neither do volatile accesses, which flags and
-locks are made of; and an atomic against a plain access is a warning there. In shared memory both
-are errors, except volatile accesses of two warps: within a warp they are the old habit of leaving
-out __syncwarp(). Two threads that write the same value do no harm and are not reported:
+Atomics do not race with each other.
+In global memory neither do volatile accesses, which flags and locks are made of; and an atomic
+against a plain access is a warning there.
+In shared memory both are errors, except volatile accesses of two warps: within a warp they are the
+old habit of leaving out __syncwarp().
+Two threads that write the same value do no harm and are not reported:
 many kernels raise a flag that way, and Triton has several threads store one element.
 """
 

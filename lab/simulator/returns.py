@@ -1,9 +1,10 @@
 """Did a thread return early, or did it walk past a barrier?
 Both have ended without it.
 
-`if (i >= n) return;` before a barrier is common, and hardware lets it pass. A barrier inside
-`if (i < n) { ... }` is a mistake. Where nothing follows the braces the two are the same program,
-and only the source text tells what was meant.
+`if (i >= n) return;` before a barrier is common, and hardware lets it pass.
+A barrier inside `if (i < n) { ... }` is a mistake.
+Where nothing follows the braces the two are the same program, and only the source text tells what
+was meant.
 """
 
 import re

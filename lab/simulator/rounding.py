@@ -1,9 +1,10 @@
 """Floating-point numbers that numpy does not have, and roundings that it does not do.
 
 An exact result that does not fit into a double is first rounded to odd: of its two neighbours the
-one whose last bit is set. A later rounding to fewer bits, in whatever direction, then gives what
-rounding the exact result once would have given (Boldo and Melquiond 2005), since an odd number is
-neither representable in fewer bits nor halfway between two that are.
+one whose last bit is set.
+A later rounding to fewer bits, in whatever direction, then gives what rounding the exact result
+once would have given (Boldo and Melquiond 2005), since an odd number is neither representable in
+fewer bits nor halfway between two that are.
 """
 
 import numpy as np

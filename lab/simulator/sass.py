@@ -55,7 +55,8 @@ class Sass:
 
 def sass(kernel, arch=nvrtc.ARCH):
     """-> Sass. kernel: a RawKernel, compiled for `arch`; or what Triton returns from a launch or
-    from warmup(), which is compiled already. Raises Unsupported where there is no nvdisasm."""
+    from warmup(), which is compiled already.
+    Raises Unsupported where there is no nvdisasm."""
     if hasattr(kernel, "asm"):
         target = kernel.metadata.target
         return disassemble(kernel.asm["cubin"], kernel.metadata.name, f"sm_{target.arch}")

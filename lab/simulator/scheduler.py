@@ -1,10 +1,11 @@
 """Which lanes run next.
 
-Lanes at one place in the code form a group and run together. A branch on which they disagree splits
-the group; groups that meet again merge. The group with the lowest place runs first, so that lanes
-which skipped some code wait for the others at its end: this is how a warp reconverges. A group that
-keeps jumping back while others wait must let each of them run for a while, since it may be waiting
-for any (a spin lock).
+Lanes at one place in the code form a group and run together.
+A branch on which they disagree splits the group; groups that meet again merge.
+The group with the lowest place runs first, so that lanes which skipped some code wait for the
+others at its end: this is how a warp reconverges.
+A group that keeps jumping back while others wait must let each of them run for a while, since it
+may be waiting for any (a spin lock).
 
 Lanes leave the run queue at a barrier until their block is complete, and at a warp-wide instruction
 (.sync) until the lanes that its mask names have come.

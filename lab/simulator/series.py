@@ -1,9 +1,9 @@
 """The same instruction many times in a row, run as one.
 
-An unrolled loop leaves the same instruction many times in a row, on other registers each time. The
-arrays of a wave of few lanes are small, and numpy's call costs more than its work on them. So where
-no instruction reads what another of them writes, their operands are stacked into one array with an
-extra axis, and one call does the work of all.
+An unrolled loop leaves the same instruction many times in a row, on other registers each time.
+The arrays of a wave of few lanes are small, and numpy's call costs more than its work on them.
+So where no instruction reads what another of them writes, their operands are stacked into one array
+with an extra axis, and one call does the work of all.
 """
 
 import numpy as np

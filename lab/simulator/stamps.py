@@ -1,7 +1,8 @@
 """When something happened, and which lane did it, in one number.
 
 A stamp is `step << 32 | who`, and `who` is `block << 12 | warp << 6 | lane`, with blocks numbered
-from 0 among those checked. Stamps compare as numbers: the greater one is younger.
+from 0 among those checked.
+Stamps compare as numbers: the greater one is younger.
 """
 
 from .lanes import WARP

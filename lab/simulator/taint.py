@@ -1,25 +1,29 @@
 """Uninitialised values: where they come from, where they go, and where they must not arrive.
 
 A value that was never written does no harm until it is used: cub loads whole tiles, vectorised
-tails load past the end of what was written, and both throw the rest away. So loading such a value
-is not reported. It is followed, bit by bit, until it decides a branch, is an address, or is
-stored to global memory; the error names that line and the one that read the value.
+tails load past the end of what was written, and both throw the rest away.
+So loading such a value is not reported.
+It is followed, bit by bit, until it decides a branch, is an address, or is stored to global memory;
+the error names that line and the one that read the value.
 
 Every register has a twin that holds a 1 for each undefined bit, but only while there is one: most
-launches never make a twin, and pay for one look-up in a dict per instruction. Twins start
+launches never make a twin, and pay for one look-up in a dict per instruction.
+Twins start
 
 - at a load from shared memory that no thread of the block has written,
 - at a load from a local variable or array that the thread has not written,
-- at a register that its function may read before it writes it. Where the compiler has picked a
-  value for a C variable that was never set, unset.py sees it.
+- at a register that its function may read before it writes it.
+  Where the compiler has picked a value for a C variable that was never set, unset.py sees it.
 
 What global memory holds at the start of a launch is taken as written: numpy.empty and numpy.zeros
 look alike from here.
 
 How a twin moves on is found by running the instruction again with the undefined bits set to 0 and
-to 1, and by comparing the results. That is exact for what moves or combines bits (mov, prmt, and,
-selp, shfl, ...) and for matrix products. All other arithmetic makes all bits of its result
-undefined; of a pair such as f16x2, those of the same half.
+to 1, and by comparing the results.
+That is exact for what moves or combines bits (mov, prmt, and, selp, shfl, ...) and for matrix
+products.
+All other arithmetic makes all bits of its result undefined; of a pair such as f16x2, those of the
+same half.
 """
 
 from contextlib import contextmanager
@@ -111,7 +115,8 @@ class Taint:
     @staticmethod
     def origin(inst, text):
         """Where a value comes from; for a variable that was never set, also the line that reads it
-        first. The compiler's own copies do not count."""
+        first.
+        The compiler's own copies do not count."""
         return f"{UNSET}{read_in(inst)}," if text == UNSET and inst.opcode != "mov" else text
 
     def commit(self, uses, results, origin):

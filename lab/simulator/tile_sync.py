@@ -1,9 +1,9 @@
 """sync() of cooperative groups' tiles that are larger than a warp.
 
 Its header counts in shared memory that the driver keeps for it: a word for every size of tile holds
-a bit for every warp that has come, and the last warp of a tile clears the tile's bits. The race
-detector takes that for what it is: everything before it is ordered before everything after it, for
-the threads of the tile.
+a bit for every warp that has come, and the last warp of a tile clears the tile's bits.
+The race detector takes that for what it is: everything before it is ordered before everything after
+it, for the threads of the tile.
 """
 
 import numpy as np

@@ -1,10 +1,12 @@
 """When the warps of a block run and when they wait for each other.
 
-The clock is a count of instructions, not of time. Every warp has a clock of its own, which each
-of its instructions moves by one, as if all warps issued one instruction a step. At a barrier the
-clocks of the warps that meet jump to the latest of them: the jump of a warp's clock is its wait.
-So the picture shows which warp has more instructions between two barriers. It knows nothing of
-latencies, which on a GPU decide how long they take.
+The clock is a count of instructions, not of time.
+Every warp has a clock of its own, which each of its instructions moves by one, as if all warps
+issued one instruction a step.
+At a barrier the clocks of the warps that meet jump to the latest of them: the jump of a warp's
+clock is its wait.
+So the picture shows which warp has more instructions between two barriers.
+It knows nothing of latencies, which on a GPU decide how long they take.
 """
 
 import numpy as np

@@ -2,8 +2,9 @@
 
 Those that a mask names must come to the same kind of instruction with the same mask, and not to the
 same one of the program (PTX ISA manual, "shfl.sync", "vote.sync", "bar.warp.sync" and their like):
-both branches of an if may have one. Then one instruction runs for all of them. Its operands are
-moved into registers of its own, and its results from there.
+both branches of an if may have one.
+Then one instruction runs for all of them.
+Its operands are moved into registers of its own, and its results from there.
 """
 
 from dataclasses import replace

@@ -1,8 +1,9 @@
 """The simulator as the driver that Triton takes where it finds no GPU.
 
-Triton looks through its back ends for one that is active when a kernel is first launched. The
-simulator joins them: at once where Triton is imported already, else when it is. Nothing here
-imports Triton.
+Triton looks through its back ends for one that is active when a kernel is first launched.
+The
+simulator joins them: at once where Triton is imported already, else when it is.
+Nothing here imports Triton.
 """
 
 import sys
@@ -88,7 +89,8 @@ def activate_triton(capability=80):
 @contextmanager
 def capability(number):
     """The simulator is a GPU of compute capability 80, or 89 for fp8, for the launches inside:
-    CUDA C's, and Triton's where the simulator is its driver. Nothing changes on a real GPU."""
+    CUDA C's, and Triton's where the simulator is its driver.
+    Nothing changes on a real GPU."""
     if number not in LARGEST_SHARED:
         raise KernelError(f"compute capability {number}: the simulator has "
                           f"{' and '.join(map(str, LARGEST_SHARED))}", "argument")

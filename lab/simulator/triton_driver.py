@@ -1,7 +1,8 @@
 """A Triton driver whose device is the simulator.
 
 Triton compiles a kernel as for a GPU of compute capability 8.0, or 8.9 for its fp8 formats, with
-its own compiler; only the launch is ours. So unmodified `kernel[grid](...)` runs on CPU tensors.
+its own compiler; only the launch is ours.
+So unmodified `kernel[grid](...)` runs on CPU tensors.
 The device's key is a word of its own, since Triton keeps compiled kernels by device.
 """
 

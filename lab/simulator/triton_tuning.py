@@ -1,7 +1,8 @@
 """What Triton's autotuner compares where there is no time: warp instructions.
 
-The count of a launch is always the same, so the choice is too. It says nothing about a GPU: when
-the simulator is switched off, the autotuners that chose by it forget what they chose.
+The count of a launch is always the same, so the choice is too.
+It says nothing about a GPU: when the simulator is switched off, the autotuners that chose by it
+forget what they chose.
 """
 
 import sys

@@ -1,18 +1,22 @@
 """Local variables that are read before they have a value.
 
 A compiler may do as it likes with such a value, and it does: `float s; for (...) s += x[i];` with a
-known number of turns becomes NaN, or the store goes away. Three looks find it.
+known number of turns becomes NaN, or the store goes away.
+Three looks find it.
 
-The registers of a function that may be read before they are written are followed by taint.py. That
-finds what the compiler has left in the code. It warns by itself of a use that no path avoids.
+The registers of a function that may be read before they are written are followed by taint.py.
+That finds what the compiler has left in the code.
+It warns by itself of a use that no path avoids.
 
 What it has folded away is there in the code that it makes for a debugger (-G). Where the source has
 a declaration without a value, and that code may read a variable too early, a rehearsal runs it,
 once for each grid and block: the first and the last block, on copies of the memory, for a limited
-time. It only answers whether such a value is used; whatever else happens in it, the launch itself
-will tell. Whether the code may read too early is not followed into functions that are given a
-variable's address, nor from element to element of an array that a loop fills; there a folded float
-gives itself away by the NaN that the compiler writes for it, a folded integer does not.
+time.
+It only answers whether such a value is used; whatever else happens in it, the launch itself will
+tell.
+Whether the code may read too early is not followed into functions that are given a variable's
+address, nor from element to element of an array that a loop fills; there a folded float gives
+itself away by the NaN that the compiler writes for it, a folded integer does not.
 """
 
 import re

@@ -1,7 +1,8 @@
 """Where lanes of a warp wait for the others that a mask names: at shuffles, votes, __syncwarp().
 
 CUDA demands that every lane which a mask names comes to an instruction of the same kind with the
-same mask. One that has returned early is not waited for, with a warning, as at __syncthreads().
+same mask.
+One that has returned early is not waited for, with a warning, as at __syncthreads().
 """
 
 import numpy as np

@@ -1,7 +1,7 @@
 """A wave: the blocks that run together, their registers and their memories.
 
-On a GPU the blocks of a wave are those resident on the multiprocessors at one time. Here they are
-the rows of numpy arrays, so that one numpy call does one instruction for all of them.
+On a GPU the blocks of a wave are those resident on the multiprocessors at one time.
+Here they are the rows of numpy arrays, so that one numpy call does one instruction for all of them.
 """
 
 import sys

@@ -1,7 +1,8 @@
 """Cut a reference into stubs, take definitions out of a text, put a learner's answer into one.
 
 A text, Python or CUDA C, is read as a list of units: one for each definition, import, constant or
-stray statement at its top level. Everything here works on whole units and keeps the rest as it is.
+stray statement at its top level.
+Everything here works on whole units and keeps the rest as it is.
 
 units     a text as a list of units, one for each thing at its top level
 python    the units of a Python module, and a function's stub
@@ -27,7 +28,8 @@ PYTHONS_OWN = re.compile(r"\s*(async def|def|class)\b")     # what a decorator s
 def cut(source, names, language):
     """The stub of every exercise in `names`: kept down to its `exercise:` comment.
 
-    KeyError: a name is not defined. ValueError: it has no such comment, or cannot be cut there.
+    KeyError: a name is not defined.
+    ValueError: it has no such comment, or cannot be cut there.
     """
     text = one_newline(source)
     cuts = []
@@ -85,7 +87,8 @@ def extract(source, name, language):
     """The whole text of a definition, as `splice` takes it back.
 
     Decorators, `template` and `extern "C"` come along, the comment above does not; a method comes
-    under the header of its class. KeyError: it is not there.
+    under the header of its class.
+    KeyError: it is not there.
     """
     units = _find(source, name, language)
     return _under_headers([unit.text for unit in units], units[0])
@@ -93,7 +96,9 @@ def extract(source, name, language):
 
 def rewritten(source, name, body, language):
     """The whole text of a definition, as `extract` gives it, with `body` in place of all after its
-    `exercise:` comment. KeyError: it is not there. ValueError: it has no such comment."""
+    `exercise:` comment.
+    KeyError: it is not there.
+    ValueError: it has no such comment."""
     unit = _find(source, name, language)[0]
     body = textwrap.dedent(one_newline(body)).strip("\n")
     return _under_headers([LANGUAGES[language].rewritten(unit, name, body)], unit)
@@ -101,7 +106,8 @@ def rewritten(source, name, body, language):
 
 def find_line(source, name, language):
     """The line on which a definition begins, below its decorators; that of the last, which Python
-    runs, where there are several. KeyError: it is not there."""
+    runs, where there are several.
+    KeyError: it is not there."""
     unit, *others = _find(source, name, language)
     for other in others if language == "python" else ():
         setter = other.text.lstrip().startswith(f"@{name.rpartition('.')[2]}.")
@@ -135,11 +141,14 @@ def changed(text, base, language):
 def splice(source, answer, language):
     """Put an answer, a notebook's cell or a file, into a module.
 
-    What `source` defines too is replaced in place. All else goes above the next definition of the
-    answer that is replaced, or below them all if none follows: the answer keeps its order where the
-    source has the same. If it replaces nothing it goes to the end; if it has all names of `source`
-    it is the whole module and taken as it is. A class under the same header, or without bases and
-    decorators, replaces only the methods that it has. Splicing twice changes nothing.
+    What `source` defines too is replaced in place.
+    All else goes above the next definition of the answer that is replaced, or below them all if
+    none follows: the answer keeps its order where the source has the same.
+    If it replaces nothing it goes to the end; if it has all names of `source` it is the whole
+    module and taken as it is.
+    A class under the same header, or without bases and decorators, replaces only the methods that
+    it has.
+    Splicing twice changes nothing.
     SyntaxError, or ValueError in CUDA: the answer cannot be read.
     """
     source = one_newline(source)
@@ -151,7 +160,8 @@ def splice(source, answer, language):
 def free_names(cell, language):
     """Names that a Python cell uses and neither defines nor imports, builtins aside.
 
-    SyntaxError: it cannot be read. ValueError: another language, whose compiler names them itself.
+    SyntaxError: it cannot be read.
+    ValueError: another language, whose compiler names them itself.
     """
     if language != "python":
         raise ValueError(f"the free names of {language} are left to its compiler")

@@ -1,7 +1,7 @@
 """CUDA C by a tokenizer and the shape of its declarations: enough to tell one from the next.
 
-A declaration's skeleton shows what it is: its words, with nothing left in its brackets. That of
-`template <int N> __device__ float f(int n) { … }` is `template __device__ float f () {}`.
+A declaration's skeleton shows what it is: its words, with nothing left in its brackets.
+That of `template <int N> __device__ float f(int n) { … }` is `template __device__ float f () {}`.
 """
 
 import re

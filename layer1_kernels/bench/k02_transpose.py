@@ -66,7 +66,8 @@ H200_TARGETS = {"transpose: transpose_vector_cuda": {"share_of_copy": 0.92},
 
 def bench(M=16_384, N=8_192):
     """On a GPU: every kernel of this lesson, torch's transpose and the roofs, by turns; rows of
-    lab.measure.bench. The matrix is half a gigabyte, far beyond the L2 cache."""
+    lab.measure.bench.
+    The matrix is half a gigabyte, far beyond the L2 cache."""
     from day01_roofline import measure_side_by_side
 
     x = torch.randn(M, N, device="cuda")            # (M, N)

@@ -66,7 +66,8 @@ H200_TARGETS = {"sum: sum_vector_cuda": {"share_of_copy": 1.02},     # it writes
 
 def bench(n=2**28):
     """On a GPU: every kernel of this lesson, torch's sum and the roofs, by turns; rows of
-    lab.measure.bench. The input is a gigabyte, far beyond the L2 cache."""
+    lab.measure.bench.
+    The input is a gigabyte, far beyond the L2 cache."""
     from day01_roofline import measure_side_by_side
 
     x = torch.randn(n, device="cuda")               # (n,)

@@ -61,7 +61,8 @@ def shipped():
 
 def bench(M=2048, N=2048, K=2048):
     """On a GPU: every kernel of this lesson, cuBLAS (through torch) and the roofs, by turns; rows
-    of lab.measure.bench. Also for one row of a, where a tile would have nothing to share."""
+    of lab.measure.bench.
+    Also for one row of a, where a tile would have nothing to share."""
     from day01_roofline import count_matmul, measure_side_by_side
 
     families = {}

@@ -62,9 +62,9 @@ def rung(launch, least, flops, changed):
 def shipped(N=4096):
     """What matmul compiles for Hopper: {name: simulator.Hopper}.
 
-    fp32 and a few rows cannot have wgmma, which multiplies 64 rows of 16 bits. Without the kernel's
-    tl.assume(K > 0), ptxas serialises the wgmma of the largest tile that Triton 3.6.0 makes
-    (warning C7515); it does not do so for that of Triton 3.7.1.
+    fp32 and a few rows cannot have wgmma, which multiplies 64 rows of 16 bits.
+    Without the kernel's tl.assume(K > 0), ptxas serialises the wgmma of the largest tile that
+    Triton 3.6.0 makes (warning C7515); it does not do so for that of Triton 3.7.1.
     """
     kernels = {}
     for name, M, dtype in (("matmul_bf16_8192_rows", 8192, torch.bfloat16),

@@ -73,8 +73,8 @@ def bench(R=16_384, C=8_192):
     turns; rows of lab.measure.bench.
 
     R rows of C numbers in fp32 and in bf16; and a quarter as many in bf16, but four times as long:
-    the longest that a program holds. An input is a quarter of a gigabyte or more, far beyond the L2
-    cache.
+    the longest that a program holds.
+    An input is a quarter of a gigabyte or more, far beyond the L2 cache.
     """
     from day01_roofline import count_softmax, measure_side_by_side
 

@@ -38,7 +38,8 @@ class Rung(NamedTuple):
 def ladder(T, H, G, D):
     """Every way of this lesson to turn float32 q (T, H, D) and k (T, G, D), as counted: [Rung].
 
-    In sectors of 32 bytes, lanes that want the same number count once. D % 64 is 0.
+    In sectors of 32 bytes, lanes that want the same number count once.
+    D % 64 is 0.
     """
     cos, sin = (torch.from_numpy(table).float() for table in rope_angles(T, D, 10_000.0))
     positions = torch.arange(T)

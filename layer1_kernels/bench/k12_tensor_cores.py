@@ -94,7 +94,8 @@ H200_TARGETS = {"bf16: matmul": {"times_cublas": 0.75},
 
 def bench(M=8192, N=8192, K=8192):
     """On a GPU: the kernels of k05 and of this lesson, cuBLAS (through torch) and the roofs, by
-    turns; rows of lab.measure.bench. All sizes are multiples of 16. torch.compile may call cuBLAS.
+    turns; rows of lab.measure.bench.
+    All sizes are multiples of 16. torch.compile may call cuBLAS.
 
     fp16, for which the CUDA kernels are; bf16; and fp32, whose products can be made in three ways.
     """

@@ -128,8 +128,8 @@ def bench(B=4, T=4096, H=16, G=16, D=128):
     """On a GPU: the ladder, PyTorch plain and compiled, the vendor's, and the roofs; rows of
     lab.measure.bench.
 
-    Causal, T = N; bf16, and one sequence of fp32 for the CUDA kernel. `flash` is FlashAttention-2
-    in PyTorch, `cudnn` NVIDIA's own, `sdpa` what PyTorch chooses.
+    Causal, T = N; bf16, and one sequence of fp32 for the CUDA kernel.
+    `flash` is FlashAttention-2 in PyTorch, `cudnn` NVIDIA's own, `sdpa` what PyTorch chooses.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention

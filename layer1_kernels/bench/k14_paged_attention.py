@@ -118,8 +118,8 @@ def bench(B=64, N=4096, H=64, G=8, D=128, S=16):
     """On a GPU: decoding with a gigabyte of keys and values, and the roofs; lab.measure.bench rows.
 
     Then a quarter of the sequences in fp32, for the CUDA kernel; one sequence of 2·N, whose keys
-    are split; and a quarter of all keys and values written into their pages. `sdpa` is PyTorch's
-    own attention over keys that lie in one piece, `torch` gathers them first.
+    are split; and a quarter of all keys and values written into their pages.
+    `sdpa` is PyTorch's own attention over keys that lie in one piece, `torch` gathers them first.
     """
     from torch.nn.functional import scaled_dot_product_attention
 

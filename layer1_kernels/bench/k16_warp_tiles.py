@@ -53,7 +53,8 @@ def variant(k, bound=True):
 
 def ladder(M, N, K):
     """k06's last kernel, this lesson's, and the last one with 16 k at a time, on random float32
-    numbers: [Rung]. Sizes are multiples of 128, 128 and 16."""
+    numbers: [Rung].
+    Sizes are multiples of 128, 128 and 16."""
     rng = torch.Generator().manual_seed(0)
     a, w = (torch.randn(rows, K, generator=rng) for rows in (M, N))
     changes = ("k06: tiles of threads", "a tile for each warp",
@@ -80,7 +81,8 @@ def rung(launch, M, N, K, changed):
 
 def limits():
     """What ptxas makes of k06's last kernel and of this lesson's, with 8 and 16 k at a time, with
-    and without a bound, for an A100 (sm_80) and an H200 (sm_90): [Limit]. Needs no GPU."""
+    and without a bound, for an A100 (sm_80) and an H200 (sm_90): [Limit].
+    Needs no GPU."""
     rows = [("matmul_vector_cuda", 8, False, BEFORE), ("matmul_warp_cuda", 8, False, KERNELS)]
     rows += [("matmul_buffered_cuda", k, bound, variant(k, bound))
              for k in (8, 16) for bound in (True, False)]
@@ -106,7 +108,8 @@ H200_TARGETS = {"matmul: matmul_buffered_cuda": {"times_cublas": 0.90}}
 
 def bench(M=4096, N=4096, K=4096):
     """On a GPU: this lesson's kernels, k06's last one and cuBLAS (through torch, no TF32) by turns;
-    rows of lab.measure.bench. K is a multiple of 4."""
+    rows of lab.measure.bench.
+    K is a multiple of 4."""
     from day01_roofline import count_matmul, measure_side_by_side
 
     a, w = (torch.randn(rows, K, device="cuda") for rows in (M, N))         # (M, K), (N, K)

@@ -93,7 +93,8 @@ H200_TARGETS = {"fp16: matmul_staged_cuda": {"times_cublas": 0.55},
 
 def bench(M=8192, N=8192, K=8192):
     """On a GPU: this lesson's kernels, those of k12 and cuBLAS (through torch) by turns; rows of
-    lab.measure.bench. All sizes are multiples of 64."""
+    lab.measure.bench.
+    All sizes are multiples of 64."""
     from day01_roofline import count_matmul, measure_side_by_side
 
     programs = properties()["multiprocessor_count"]

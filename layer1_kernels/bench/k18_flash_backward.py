@@ -126,8 +126,9 @@ def bench(B=4, T=4096, H=16, G=16, D=128):
     """On a GPU: the backward pass alone, PyTorch's, the vendor's and the course's; rows of
     lab.measure.bench.
 
-    Causal, T = N, bf16. FLOPs are 2.5 forward passes, five products for two, whatever is computed
-    again. `flash` is FlashAttention-2 in PyTorch, `cudnn` NVIDIA's own.
+    Causal, T = N, bf16.
+    FLOPs are 2.5 forward passes, five products for two, whatever is computed again.
+    `flash` is FlashAttention-2 in PyTorch, `cudnn` NVIDIA's own.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention

@@ -145,7 +145,8 @@ class Rung(NamedTuple):
 def ladder(M, N, K, group=128):
     """Every way of this lesson to multiply x by w, and k05's in bf16: [Rung].
 
-    All with the same tile. M, N, K: multiples of it; group: one of 128 or more
+    All with the same tile.
+    M, N, K: multiples of it; group: one of 128 or more
     """
     rng = torch.Generator().manual_seed(0)
     x = torch.randn(M, K, generator=rng).bfloat16()                     # (M, K)
@@ -227,9 +228,11 @@ def bench(M=8192, N=8192, K=8192):
     turns; rows of lab.measure.bench.
 
     torch: _scaled_mm with a scale for each row, which adds in few bits, as Triton's kernels do on
-    Hopper by default. It stands beside groups of 128 too, whose work is larger. fp8_matmul also
-    quantises x. cublas: the same numbers in bf16. They are -7 to 7: 7/448 is 1/64, and with this
-    scale e4m3 has them all, so that all ways give the same.
+    Hopper by default.
+    It stands beside groups of 128 too, whose work is larger. fp8_matmul also quantises x. cublas:
+    the same numbers in bf16.
+    They are -7 to 7: 7/448 is 1/64, and with this scale e4m3 has them all, so that all ways give
+    the same.
     """
     from day01_roofline import measure_side_by_side
 

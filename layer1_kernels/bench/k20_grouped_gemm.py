@@ -138,8 +138,9 @@ def bench(mixtral=(8, 14_336, 4096, 8192), deepseek=(256, 2048, 7168, 32_768)):
     """On a GPU: this lesson's kernels and torch's by turns; rows of lab.measure.bench.
 
     (E, N, K, R) of the first product of an MLP of two models, for 4096 tokens with 2 of 8 and 8 of
-    256 experts; loads by Zipf's law. Rows of x are in order already: torch's grouped_mm, which does
-    not gather, takes them so. cublas: a matmul for each expert, whose load the host knows already.
+    256 experts; loads by Zipf's law.
+    Rows of x are in order already: torch's grouped_mm, which does not gather, takes them so.
+    cublas: a matmul for each expert, whose load the host knows already.
     """
     from day01_roofline import measure_side_by_side
 

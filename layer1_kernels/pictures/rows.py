@@ -39,7 +39,8 @@ def running(x, maxima, sums):
 
 def passes(x):
     """Softmax of a row, cell by cell: the maximum after each number, the exponentials, and the
-    weights. A number in red is known only when the line of cells before it is complete.
+    weights.
+    A number in red is known only when the line of cells before it is complete.
 
     x: the row, ten numbers at most
     """
@@ -73,7 +74,8 @@ def passes(x):
 
 def row_by_threads(C, threads):
     """A row shared by the threads of a block: which thread reads which column, and how the
-    threads' results become one. Thread 0 is red.
+    threads' results become one.
+    Thread 0 is red.
 
     C: columns, twelve at most    threads: of the block
     """
@@ -104,7 +106,8 @@ def row_by_threads(C, threads):
 
 def rescaled(first, second):
     """The terms of two parts of a row, exp(x - m): each part with its own maximum m, then both with
-    the maximum of the row. Dashed outlines are the heights of before.
+    the maximum of the row.
+    Dashed outlines are the heights of before.
 
     first, second: the numbers of each part
     """

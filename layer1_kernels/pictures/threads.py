@@ -228,7 +228,8 @@ def shuffle(numbers):
 
 def butterfly(numbers):
     """The maximum of a warp by exchanges: the value v of each lane at the start and after each
-    round, in which lanes `away` apart exchange and both keep the larger. Red is the maximum of all.
+    round, in which lanes `away` apart exchange and both keep the larger.
+    Red is the maximum of all.
 
     numbers: one a lane; as many as a power of two
     """

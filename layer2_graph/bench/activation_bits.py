@@ -2,8 +2,9 @@
 
     python -m layer2_graph.bench.activation_bits quality | speed
 
-quality: perplexity of the small model on every eighth document held out. Scales that are set
-beforehand come from every sixth document of the text that chose the best step of training.
+quality: perplexity of the small model on every eighth document held out.
+Scales that are set beforehand come from every sixth document of the text that chose the best step
+of training.
 speed: on this CPU, one thread, ROUNDS times by turns. "activations": ROWS rows times a matrix, in
 fp32 and by PyTorch's product of int8 codes, tokens' codes made in the run. "cache": one token that
 attends to CONTEXT, from fp32 pages and from QuantizedCaches.

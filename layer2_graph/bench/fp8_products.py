@@ -1,7 +1,8 @@
 """What e4m3 costs the small model:  python -m layer2_graph.bench.fp8_products errors; … quality
 
 Every matrix w (N, K) of the layers multiplies the activations x (T, K) that enter it after both are
-rounded by one of k19's recipes. All else is fp32: the sums, the results, attention and the head.
+rounded by one of k19's recipes.
+All else is fp32: the sums, the results, attention and the head.
 
 errors: of every product, on the activations of the unrounded model, relative to the products of
 unrounded numbers (fp32) and to those of numbers rounded to bf16.

@@ -7,8 +7,8 @@ from layer2_graph.g01_llama import Llama
 
 def bench_cpu():
     """Without a GPU: a prompt and decode steps on this CPU, by this lesson's model on the table of
-    cpu/kernels.py and by Hugging Face, fp32, in turns; rows of lab.measure.bench. It takes minutes
-    and needs transformers."""
+    cpu/kernels.py and by Hugging Face, fp32, in turns; rows of lab.measure.bench.
+    It takes minutes and needs transformers."""
     from layer2_graph.bench.decode_speed import measure_all, rows
 
     return rows(measure_all())
@@ -22,12 +22,14 @@ H200_TARGETS = {"fused, CUDA graph": {"share_of_copy": 0.65, "times_hf": 8,
 def bench(m=None, N=256, count=33, rounds=12, device="cuda"):
     """On a GPU: a decode step by each rung and by Hugging Face, in turns; lab.measure.bench rows.
 
-    m: a Config, of Llama-3.2-1B if None; random weights in bfloat16, one sequence. N, count: tokens
-    before and in the timed part, whose first is not timed. A time is what a user waits, by the
-    host's clock: it includes making the Batch and reading the chosen token back. The row of the
-    replay alone has neither, and is timed by the GPU's clock. Bytes are the floor's: weights, and
-    the cache once. So the shares of copy and read are shares of the floor. A rung whose tokens are
-    wrong has no row.
+    m: a Config, of Llama-3.2-1B if None; random weights in bfloat16, one sequence.
+    N, count: tokens before and in the timed part, whose first is not timed.
+    A time is what a user waits, by the host's clock: it includes making the Batch and reading the
+    chosen token back.
+    The row of the replay alone has neither, and is timed by the GPU's clock.
+    Bytes are the floor's: weights, and the cache once.
+    So the shares of copy and read are shares of the floor.
+    A rung whose tokens are wrong has no row.
     """
     from day01_roofline import LLAMAS, Job, Timing
     from lab.measure.bench import row

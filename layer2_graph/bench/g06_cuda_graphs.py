@@ -10,7 +10,8 @@ from layer2_graph.g06_cuda_graphs import Forked, GraphRunner
 
 def bench(shape="Llama-3.2-1B", batches=(1, 16), N=256, device="cuda"):
     """On a GPU: a bf16 decode step of a Llama of this shape, eager, from a graph, and from one with
-    q, k and v side by side; lab.measure.bench rows. Random weights; the N-th token of each.
+    q, k and v side by side; lab.measure.bench rows.
+    Random weights; the N-th token of each.
 
     shape: of day01_roofline's LLAMAS
     """

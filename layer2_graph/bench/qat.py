@@ -3,8 +3,9 @@
 rounded: perplexity of the small model with its matrices on each grid of g15, without training.
 GPTQ's and AWQ's Hessians come from the text that neither trains nor judges.
 trained: STEPS steps of g15's Student for each grid and seed, B windows of T tokens of stories a
-step. In runs of "scales" the matrices stay: only scales, norms and embedding are trained. In runs
-of "mixed" every second step reads docstrings.
+step.
+In runs of "scales" the matrices stay: only scales, norms and embedding are trained.
+In runs of "mixed" every second step reads docstrings.
 A run that is in the record is not made again, so a stopped command goes on where it was.
 layer2_graph/bench/qat.json has both. fp32 on one thread; perplexity is of every tenth held-out
 text.
@@ -66,10 +67,11 @@ def gptq_on_grid(w, hessian, scales, low, top):     # (N, K), (K, K), (N, K / GR
 
 def awq_on_grid(w, hessian, low, top):              # (N, K), (K, K) -> (N, K)
     """w with its columns scaled before they are rounded, and back: a column of large inputs becomes
-    larger, and its weights lose less. Of ALPHAS exponents, that with the least error of w x.
+    larger, and its weights lose less.
+    Of ALPHAS exponents, that with the least error of w x.
 
-    The layer before can take the inverse scales, so they cost nothing. Source: "AWQ", Lin and
-    others, 2024, with the root mean square of inputs for their mean.
+    The layer before can take the inverse scales, so they cost nothing.
+    Source: "AWQ", Lin and others, 2024, with the root mean square of inputs for their mean.
     """
     size = hessian.diagonal().clamp(min=1e-12).sqrt()                       # (K,)
     best = (math.inf, w)

@@ -2,8 +2,8 @@
 
 One matrix of SIDE² numbers in fp32, half of them zeros in each pattern, times one token (bytes
 decide) and times a prompt (products decide); one query over a context, of which it reads a quarter;
-and a prompt, each block of which reads a quarter of those before it. Each beside its dense form, by
-turns. benchmarks/sparsity.json has it.
+and a prompt, each block of which reads a quarter of those before it.
+Each beside its dense form, by turns. benchmarks/sparsity.json has it.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """What zeros cost:  python -m layer2_graph.bench.sparsity weights; … contexts
 
-weights: perplexity of the small model by pattern, score and share of zeros. Scores come from the
-text that chose the best step of training, and that neither trains nor judges.
+weights: perplexity of the small model by pattern, score and share of zeros.
+Scores come from the text that chose the best step of training, and that neither trains nor judges.
 contexts: windows of held-out stories, one after the other, read by each rule of sparse_context.
 Both take a part of the held-out text, so that each ends in a few minutes of one core: the record
 says how much. benchmarks/sparsity.json has both.

@@ -1,9 +1,9 @@
 """Record where the time of serving goes:  python -m layer2_graph.bench.trace
 
-The small Llama serves two requests on one core of a CPU; B comes while A is being written. Every
-nanosecond belongs to one floor. kernel: a call of one kernel of the table. graph: the rest of the
-model's forward. system: all else except waiting, which is idle. day02_overview/trace.json has the
-result, and o01 reads it.
+The small Llama serves two requests on one core of a CPU; B comes while A is being written.
+Every nanosecond belongs to one floor. kernel: a call of one kernel of the table. graph: the rest of
+the model's forward. system: all else except waiting, which is idle. day02_overview/trace.json has
+the result, and o01 reads it.
 
 The core may be shared, so the clock is this program's own: it stops while others have the core.
 B: sequences of a step   T: new tokens of a sequence   N: its context with them
@@ -82,7 +82,9 @@ def with_each(ops, watch):
 
 def counted(name, args, out):
     """(FLOPs, bytes) of a kernel's call, as day 1 counts: matrix products alone compute, and every
-    array crosses once. Of pages only the contexts do. Index arrays are left out."""
+    array crosses once.
+    Of pages only the contexts do.
+    Index arrays are left out."""
     if name == "paged_attention":
         q, k_pages, _, _, cu_q, lens, _ = args
         pairs = sum(attended(T, N) for T, N in zip(cu_q.diff().tolist(), lens.tolist(),

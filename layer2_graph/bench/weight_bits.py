@@ -1,11 +1,12 @@
 """What fewer bits cost and gain:  python -m layer2_graph.bench.weight_bits quality; … speed
 
-quality: perplexity of the small model on all held-out text, under every scheme of g07. GPTQ's
-Hessians come from the text that chose the best step of training, and that neither trains nor
+quality: perplexity of the small model on all held-out text, under every scheme of g07.
+GPTQ's Hessians come from the text that chose the best step of training, and that neither trains nor
 judges.
 speed: one row times a matrix on this CPU, ROUNDS times by turns. "k15" is the course's own back
 end, torch, which makes all of w in memory first; "PyTorch" stands for PyTorch's kernels for packed
-weights, which make it in registers. They are private to PyTorch, and may disappear.
+weights, which make it in registers.
+They are private to PyTorch, and may disappear.
 benchmarks/weight_bits.json has both.
 """
 

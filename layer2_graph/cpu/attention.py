@@ -2,9 +2,11 @@
 
 T: new tokens   B: sequences   N: a context   H G D: query heads, key heads, head width
 P S: pages, slots of a page
-Sequences that decode have one new token each. A loop over them costs one call for each, so those of
-similar length share a call: their pages are gathered, and padded to the longest of them. Up to
-SHORT slots the call is NumPy's; beyond, and for several new tokens of a sequence, it is PyTorch's.
+Sequences that decode have one new token each.
+A loop over them costs one call for each, so those of similar length share a call: their pages are
+gathered, and padded to the longest of them.
+Up to SHORT slots the call is NumPy's; beyond, and for several new tokens of a sequence, it is
+PyTorch's.
 """
 
 from collections.abc import Sequence

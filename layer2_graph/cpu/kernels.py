@@ -3,9 +3,12 @@
 T: new tokens   N: a context   M N K: matmul sizes   C F: widths of model and mlp
 H G D: query heads, key heads, head width   P S: pages, slots of a page
 With one token a matrix is read once and each weight multiplied once: that should take as long as
-reading does. PyTorch's library takes twice as long. A kernel that works on several rows of the
-weights at once, which is best for several tokens, reads short, scattered pieces. One dot product
-after the other reads the weights in the order in which they lie, and memory can run ahead.
+reading does.
+PyTorch's library takes twice as long.
+A kernel that works on several rows of the weights at once, which is best for several tokens, reads
+short, scattered pieces.
+One dot product after the other reads the weights in the order in which they lie, and memory can run
+ahead.
 
 Several tokens want their weights in tiles; if these lie in rows, PACKED_TOKENS tokens gain by
 oneDNN. For few tokens NumPy does the work between two matrices in leaner calls. kernels("torch")
@@ -55,8 +58,10 @@ def one_block(model: Model) -> Model:
     """Move the weights of a model on a CPU into one piece of memory, and return the model.
 
     NumPy asks Linux for large pages, 2 MB instead of 4 KB, for a piece as large as this; PyTorch
-    does not. While all weights are read, the address of each page must be looked up, and large
-    pages are fewer. Weights that shared memory before share it after.
+    does not.
+    While all weights are read, the address of each page must be looked up, and large pages are
+    fewer.
+    Weights that shared memory before share it after.
     """
     parts = model.weights, model.embedding, model.norm, model.head, model.layers
     weights = [a for a in tree_leaves(parts) if a is not None]       # a bias may be None
@@ -89,8 +94,8 @@ class Shared:
     """w · x on several cores, by NumPy's library, as long as no other program wants them.
 
     Its threads wait for each other, and if one of them is not running, all wait for the scheduler:
-    a product then takes forty times as long. After a product that waited, one thread makes the next
-    RESTING.
+    a product then takes forty times as long.
+    After a product that waited, one thread makes the next RESTING.
     """
 
     def __init__(self) -> None:

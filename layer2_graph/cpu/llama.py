@@ -3,12 +3,14 @@
 T: new tokens, one of each sequence   C F: widths of model and mlp   V: vocabulary
 H G D: query heads, key heads, head width   L P S: layers, pages, slots of a page
 A step of the small model makes 34 calls of the table, 16 µs each, and a quarter of that is not
-arithmetic: each call checks its arguments, and hands them from PyTorch to NumPy and back. Every
-layer works out which pages each token sees, though that holds for the whole step. So decoding is
-written here a second time, as in o02: in NumPy from the embedding to the scores, with one check.
+arithmetic: each call checks its arguments, and hands them from PyTorch to NumPy and back.
+Every layer works out which pages each token sees, though that holds for the whole step.
+So decoding is written here a second time, as in o02: in NumPy from the embedding to the scores,
+with one check.
 
-For up to LEAN tokens a small matrix lies in strips. NumPy's library has kernels for small products
-that read a matrix as it lies, on one thread; oneDNN's call alone takes longer than such a product.
+For up to LEAN tokens a small matrix lies in strips.
+NumPy's library has kernels for small products that read a matrix as it lies, on one thread;
+oneDNN's call alone takes longer than such a product.
 That library must not use more than one thread here: its threads would wait for cores that PyTorch's
 threads hold for a while after their work is done.
 """
@@ -69,7 +71,8 @@ def arrays(layer: MergedLayer) -> Arrays | None:
 
 def in_strips(w: np.ndarray | Tensor) -> np.ndarray | None:     # (N, K) -> (N / n, K, n)
     """A small matrix in strips of n rows, which NumPy's library reads one byte after the other. n
-    rows and LEAN tokens are so few that it uses one thread. None for any other matrix."""
+    rows and LEAN tokens are so few that it uses one thread.
+    None for any other matrix."""
     if not isinstance(w, np.ndarray) or w.ndim < 2 or w.nbytes >= CACHED:
         return None
     n = STRIP
@@ -146,8 +149,9 @@ def decode(model: "CpuLlama", batch: Batch, cache: Cache) -> Tensor | None:  # (
 
 class CpuLlama(FusedLlama):
     """g05's Llama without the results that are never read: the last layer computes only its keys
-    and values, and the rows that need scores. That saves most of a layer of a prompt. With
-    cpu_kernels() as the table, steps with one new token for each sequence run in `decode`.
+    and values, and the rows that need scores.
+    That saves most of a layer of a prompt.
+    With cpu_kernels() as the table, steps with one new token for each sequence run in `decode`.
     """
 
     layouts: tuple | None = None        # (layers, their Arrays for few tokens, those for more)
@@ -192,9 +196,11 @@ def tile(model: CpuLlama) -> CpuLlama:
 
     A product of the same weights with several tokens wants them in tiles that fit registers, and
     PyTorch makes such tiles in each call. oneDNN keeps them, in opaque arrays that only the table
-    of cpu_kernels takes. `weights` is then empty, so that nothing is held twice but small matrices,
-    as strips, and an embedding that is the head as well. A model that is not float32 on a CPU stays
-    as it is; so does every model if PyTorch has no oneDNN.
+    of cpu_kernels takes.
+    `weights` is then empty, so that nothing is held twice but small matrices, as strips, and an
+    embedding that is the head as well.
+    A model that is not float32 on a CPU stays as it is; so does every model if PyTorch has no
+    oneDNN.
     """
     if not (torch.backends.mkldnn.is_available() and is_cpu_fp32(*model.weights.values())):
         return model

@@ -2,9 +2,10 @@
 
 For each rung: whether its tokens are those of g01's model, launches a layer, what the host asks for
 in a step, bytes moved, time, and how near it comes to the floor that memory sets: weights and cache
-over the bandwidth measured in the same run. Beside them Hugging Face's generate. A rung that this
-machine cannot run says so. One whose tokens differ by more than rounding is not timed, and the exit
-is 1.
+over the bandwidth measured in the same run.
+Beside them Hugging Face's generate.
+A rung that this machine cannot run says so.
+One whose tokens differ by more than rounding is not timed, and the exit is 1.
 The model is the small one, that of --model FOLDER, or with --135m one of random weights.
 """
 
@@ -80,7 +81,9 @@ def measure(model, hugging_face, sequences=SEQUENCES, prompt=PROMPT, count=COUNT
 
 def check_rungs(model, rows, running, prompts, count):
     """Run each rung once: its launches, and whether its tokens are the first rung's, go into its
-    row. What is compiled is compiled then. Returns {name: [Box]}."""
+    row.
+    What is compiled is compiled then.
+    Returns {name: [Box]}."""
     want = None
     graphs = {}
     for name, decode in running.items():
@@ -114,7 +117,8 @@ def dtype_of(model):
 
 def first_difference(model, prompts, want, got):
     """(number of equal tokens, by how much the model prefers its own next one to the other's), or
-    (None, None). Of several sequences that differ, the one with the largest gap."""
+    (None, None).
+    Of several sequences that differ, the one with the largest gap."""
     gaps = []
     for prompt, right, tokens in zip(prompts, want, got, strict=True):
         i = next((i for i, pair in enumerate(zip(right, tokens, strict=True)) if len({*pair}) > 1),

@@ -41,7 +41,8 @@ class Decoder:
     @torch.no_grad()
     def __call__(self, prompts, count):
         """(tokens, seconds a token): `count` tokens, greedily; the first, from the prefill, is not
-        timed. The time is the caller's: it includes making the step and choosing the token."""
+        timed.
+        The time is the caller's: it includes making the step and choosing the token."""
         step = [[token] for token in self.prefill(prompts).argmax(-1).tolist()]
         tokens = [list(first) for first in step]
         began = time.perf_counter()

@@ -2,7 +2,8 @@
 
 That code is a Python function `call`, line by line: it makes a buffer, launches a kernel of its own
 (cpp_… on a CPU, triton_… on a GPU), a matrix of the library (extern_kernels), or an operation that
-it was given (torch.ops). Read with torch 2.13; a later version may write other code.
+it was given (torch.ops).
+Read with torch 2.13; a later version may write other code.
 """
 
 import re

@@ -48,8 +48,8 @@ def verdict(row, dtype):
     """A few words on a row's tokens. dtype: of the weights, "float32" or "bfloat16"
 
     Two correct ways to compute add in different orders, so their scores differ by rounding, and
-    they may choose differently between two tokens with nearly equal scores. ROUNDING is the largest
-    such gap.
+    they may choose differently between two tokens with nearly equal scores.
+    ROUNDING is the largest such gap.
     """
     if row.same is None:
         return "identical"

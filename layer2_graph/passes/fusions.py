@@ -1,7 +1,8 @@
 """The passes that come with g04: (module, table of kernels) -> how many places they changed.
 
 Each leaves alone what it cannot prove safe: an intermediate with another user, other shapes or
-dtypes, a write in between. See rewriting.py for the questions they ask.
+dtypes, a write in between.
+See rewriting.py for the questions they ask.
 """
 
 import math

@@ -101,8 +101,8 @@ def tensors(tree: object) -> list[Tensor]:
 def record(module: GraphModule, inputs: Iterable[Tensor]) -> Recording:
     """The Recording of one run: its result, its launches, and the storages that each one used.
 
-    A launch is counted as Launches counts: views are free, a kernel of a table is one. Arrays that
-    a node makes and drops within itself are not seen.
+    A launch is counted as Launches counts: views are free, a kernel of a table is one.
+    Arrays that a node makes and drops within itself are not seen.
     """
     recorder = LaunchRecorder(module)
     with torch.no_grad(), recorder.seen:
@@ -166,7 +166,8 @@ def run_in_arena(module: GraphModule, run: Recording, plan: Any,
                  inputs: Iterable[Tensor]) -> object:
     """Runs the graph on the CPU with the result of every launch at its planned offset.
 
-    plan: a Plan of g04. If two live storages share bytes, the numbers come out wrong.
+    plan: a Plan of g04.
+    If two live storages share bytes, the numbers come out wrong.
     """
     with torch.no_grad():
         return tree_map(lambda t: t.clone() if isinstance(t, torch.Tensor) else t,

@@ -1,7 +1,8 @@
 """Capture a graph, ask it what a pass must know, and change it.
 
-A node is a call in a torch.fx graph, at aten level. A pass changes a graph and returns how many
-places it changed. Inputs are assumed to lie in memory of their own, and weights not to change.
+A node is a call in a torch.fx graph, at aten level.
+A pass changes a graph and returns how many places it changed.
+Inputs are assumed to lie in memory of their own, and weights not to change.
 """
 
 import copy
@@ -29,7 +30,9 @@ def capture_graph(model: Callable, args: Iterable[Tensor]) -> GraphModule:
     """The graph of a module, or of a function of tensors, captured for these arguments' shapes.
 
     A GraphModule of aten calls: weights are get_attr nodes, and every node's .meta["val"] has its
-    shape and dtype. Sizes are constants in the graph. In-place operations stay in place.
+    shape and dtype.
+    Sizes are constants in the graph.
+    In-place operations stay in place.
     """
     module = model if isinstance(model, torch.nn.Module) else Called(model)
     with torch.no_grad(), quiet():
@@ -191,8 +194,8 @@ def match(value: Any, pattern: object, bound: dict) -> dict | None:
     """What the names in a pattern stand for, or None: {name: value, "nodes": [matched calls]}.
 
     A pattern is a name, a constant, or a tuple of a function and the patterns of all its arguments.
-    A name that comes twice is the same value twice. The factors of a product and the terms of a sum
-    may come in either order.
+    A name that comes twice is the same value twice.
+    The factors of a product and the terms of a sum may come in either order.
     """
     if isinstance(pattern, str):
         same = bound.get(pattern, value) == value

@@ -45,7 +45,8 @@ def largest_of_tokens(model, name, document, sample):
     """The largest |x| that each token of a document sends into a matrix, a bar each, and the
     largest of a sample as a line.
 
-    name: of the matrix    document: [token]    sample: [[token]]. Red bars are above the line.
+    name: of the matrix    document: [token]    sample: [[token]]
+    Red bars are above the line.
     """
     import matplotlib.pyplot as plt
 

@@ -9,7 +9,8 @@ EIGHT = ("#0969da", "#54aeff", "#1a7f37", "#9a6700", "#cf222e", "#8250df", "#8c9
 
 def routes(words, experts, loads):
     """Above, a column for each token and a row for each layer, in the colour of the expert that the
-    token chose first. Below, the shares of each layer's experts, a row of panels for each model.
+    token chose first.
+    Below, the shares of each layer's experts, a row of panels for each model.
 
     words: [text of a token]    experts: (L, T), at most 8 different    loads: {model: [[choices of
     each expert] of each layer]}

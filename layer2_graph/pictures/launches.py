@@ -100,7 +100,8 @@ def arenas(title, plans):
 def traffic(launches, matrices):
     """The bytes that each launch of a layer moves, from top to bottom in the order of the run.
 
-    launches: [(name, bytes)]    matrices: as in strips. The bars' scale is logarithmic.
+    launches: [(name, bytes)]    matrices: as in strips
+    The bars' scale is logarithmic.
     """
     import matplotlib.pyplot as plt
 

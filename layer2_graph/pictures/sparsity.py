@@ -47,7 +47,8 @@ def zeros(dense, curves, points, masks):
 
 def bounds(title, best, bound, chosen):
     """A bar for each page of a context and one head: the best score of its keys, and the bound
-    above it. Dark bars are loaded.
+    above it.
+    Dark bars are loaded.
 
     best, bound: (P,)    chosen: pages that are loaded
     """

@@ -2,11 +2,12 @@
 
 Stories of a grammar (stories.py), and the docstrings of Python's standard library as the running
 Python has them (licence: PSF License Agreement; its source is read where it is installed, and no
-line of it is kept here). A document is a story, a question and its story, or a docstring.
+line of it is kept here).
+A document is a story, a question and its story, or a docstring.
 
 Every story of other seeds is held out, and every docstring of the files whose path has a small
-hash, so that another Python holds out the same files. No held-out text occurs in the text that is
-learnt; docstrings that differ by a word may.
+hash, so that another Python holds out the same files.
+No held-out text occurs in the text that is learnt; docstrings that differ by a word may.
 """
 
 import ast

@@ -1,8 +1,8 @@
 """Judge the shipped weights on held-out text:  python layer2_graph/small/evaluate.py
 
 Writes report.json: perplexity a token of the small model, its draft, a trigram model and the small
-model in int4, hashes of the corpus and of the files, and texts that the small model writes. A text
-counts up to the model's context of 512 tokens, and is read alone.
+model in int4, hashes of the corpus and of the files, and texts that the small model writes.
+A text counts up to the model's context of 512 tokens, and is read alone.
 """
 
 import hashlib
@@ -48,7 +48,8 @@ def load(name):
 def int4(w):
     """The weights after a trip through int4: 32 of a row share a scale, and their largest is ±7.
 
-    Round to nearest, symmetric. The embedding, which is the head too, and the norms stay.
+    Round to nearest, symmetric.
+    The embedding, which is the head too, and the norms stay.
     """
     def trip(weight):                               # (N, K) -> (N, K)
         groups = weight.unflatten(1, (-1, GROUP))                           # (N, K/32, 32)

@@ -1,9 +1,12 @@
 """A grammar that tells small stories:  python layer2_graph/small/stories.py
 
 A production is one way to write a symbol: a pair of the symbol and a text that it becomes, as
-textbooks count them. There are 12,257 productions of 2,846 symbols, all different, but only 4,895
-texts, since some are written for several symbols. The productions of a symbol are in a random
-order, the same in each run, and the one of rank r is taken with a weight of 1/r (Zipf). The grammar
+textbooks count them.
+There are 12,257 productions of 2,846 symbols, all different, but only 4,895 texts, since some are
+written for several symbols.
+The productions of a symbol are in a random order, the same in each run, and the one of rank r is
+taken with a weight of 1/r (Zipf).
+The grammar
 has a memory: who, where and what are chosen once a story, so a name or a thing in the first
 sentence decides words in the last, and what helps depends on what went wrong.
 """

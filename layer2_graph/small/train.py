@@ -7,8 +7,10 @@ Three commands, in this order:
 
 B: sequences   T: tokens of each   the other letters as in o02
 What ships is the running mean of the weights, at the step that does best on text that is used
-neither to learn nor to judge. A stopped training resumes where it was: its state is in .cache/.
-Products are in bf16, sums and weights in fp32. Other roundings give other weights.
+neither to learn nor to judge.
+A stopped training resumes where it was: its state is in .cache/.
+Products are in bf16, sums and weights in fp32.
+Other roundings give other weights.
 """
 
 import argparse

@@ -2,8 +2,9 @@
 
 Interpolated Kneser–Ney with one discount: the chance after two tokens comes from their count, less
 the discount, plus the chance after one token; there a token counts once for each different token
-that it was seen after. Source: Chen and Goodman, An empirical study of smoothing techniques for
-language modeling (1998), section 2.7.
+that it was seen after.
+Source: Chen and Goodman, An empirical study of smoothing techniques for language modeling (1998),
+section 2.7.
 """
 
 from collections import Counter

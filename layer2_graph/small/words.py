@@ -1,6 +1,7 @@
 """The words and sentences that the grammar of stories.py is made of.
 
-A text is a choice: | separates its alternatives. In lists of single words a space does.
+A text is a choice: | separates its alternatives.
+In lists of single words a space does.
 
 In a sentence {n} is the noun, and {it} {they} {was} agree with it in number. {hero} {he} {him}
 {his} and {friend} {friend_him} are the people of the story, {place} where it happens and

@@ -23,8 +23,9 @@ STEPS = 500             # of the schedule's 1500: enough for a comparison at equ
 class LatentAttention(nn.Module):
     """Keys and values of all heads come from one latent a token, but for the rotated part of keys.
 
-    Expanded, as in training; g11's LatentLlama absorbs. The names of parameters are DeepSeek-V2's;
-    kv_b_proj has each head's D rows of keys, then its D rows of values.
+    Expanded, as in training; g11's LatentLlama absorbs.
+    The names of parameters are DeepSeek-V2's; kv_b_proj has each head's D rows of keys, then its D
+    rows of values.
     """
 
     def __init__(self):

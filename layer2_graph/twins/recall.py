@@ -3,8 +3,9 @@
 n: pairs of a key and a value that a memory is shown   B: memories   N: width of keys and of values
 A memory is one head of one layer, with tables of learnt vectors for keys, values, questions and
 answers, and nothing else: attention over the pairs, the sum of outer products, or the delta rule.
-It is shown n pairs with different keys, and then asked for the value of each. Trained for each
-batch with another n; writes runs/linear/recall-SEED.json, the share of right answers by n. fp32.
+It is shown n pairs with different keys, and then asked for the value of each.
+Trained for each batch with another n; writes runs/linear/recall-SEED.json, the share of right
+answers by n. fp32.
 """
 
 import argparse

@@ -2,14 +2,16 @@
 
 B: sequences   T: tokens of each
 Everything is fp32 on one thread, and a step's batch depends on seed and step alone: a training that
-was stopped, by --stop or otherwise, resumes from .cache/ and ends with the same weights. On a CPU
-without instructions for bf16 autocast is many times slower than fp32. Rounding is that of the CPU:
+was stopped, by --stop or otherwise, resumes from .cache/ and ends with the same weights.
+On a CPU without instructions for bf16 autocast is many times slower than fp32.
+Rounding is that of the CPU:
 with AVX-512 hybrid-0 ends at another perplexity, with ATEN_CPU_CAPABILITY=avx2 at the recorded one.
 A run writes NAME-SEED.json into its variant's folder of runs/: perplexity on held-out stories at
-some steps, how often each expert was chosen there, and by which tokens of the first story. At its
-end that of seed 0 writes the folder of a variant that ships: dense, moe, latent and hybrid, which a
-lesson or the engine runs. Of the others (GQA, MQA, a window, states alone) a lesson shows the score
-alone, so runs/ has that; a run makes the weights again.
+some steps, how often each expert was chosen there, and by which tokens of the first story.
+At its end that of seed 0 writes the folder of a variant that ships: dense, moe, latent and hybrid,
+which a lesson or the engine runs.
+Of the others (GQA, MQA, a window, states alone) a lesson shows the score alone, so runs/ has that;
+a run makes the weights again.
 """
 
 import argparse

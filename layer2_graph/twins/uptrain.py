@@ -2,8 +2,9 @@
 
     python -m layer2_graph.twins.uptrain mean --seed 1         or first, or random
 
-Each group of heads becomes their mean, its first head, or random numbers of the same spread. Writes
-runs/attention/pooled_HOW-SEED.json: perplexity on held-out stories at once, and after some steps.
+Each group of heads becomes their mean, its first head, or random numbers of the same spread.
+Writes runs/attention/pooled_HOW-SEED.json: perplexity on held-out stories at once, and after some
+steps.
 The batches of seed 0 are those that the twin was trained on.
 """
 

@@ -1,9 +1,12 @@
 """What a chunk size gains and costs on a CPU:  python -m layer3_system.bench.chunk_sizes
 
-The small model writes DECODERS texts. Meanwhile long prompts come, each when the one before has its
-ANSWER tokens, so that there is always one. A run begins when the first of them comes, and ends with
-the last. Runs of all chunk sizes take turns, ROUNDS times. A run's schedule is the same in all
-rounds, so the time of each of its steps is the median over the rounds.
+The small model writes DECODERS texts.
+Meanwhile long prompts come, each when the one before has its ANSWER tokens, so that there is always
+one.
+A run begins when the first of them comes, and ends with the last.
+Runs of all chunk sizes take turns, ROUNDS times.
+A run's schedule is the same in all rounds, so the time of each of its steps is the median over the
+rounds.
 layer3_system/bench/chunk_sizes.json has the result.
 """
 

@@ -2,8 +2,9 @@
 
     python -m layer3_system.bench.counted_bytes
 
-Bytes of all ranks together. Messages are counted as they are sent; a collective of the library is
-counted by the sizes that it was called with, as a ring would send them (lab/remote/traffic.py).
+Bytes of all ranks together.
+Messages are counted as they are sent; a collective of the library is counted by the sizes that it
+was called with, as a ring would send them (lab/remote/traffic.py).
 """
 
 import json

@@ -3,8 +3,10 @@
     python -m layer3_system.bench.kills --kills 30
 
 Each life of the training ends by SIGKILL at a drawn moment: of one rank, of all ranks, or of all
-and of torchrun itself. Every third waits until a shard is half written. Rank 0 writes each loss
-with all its bits; every line must be that of the training that was never killed.
+and of torchrun itself.
+Every third waits until a shard is half written.
+Rank 0 writes each loss with all its bits; every line must be that of the training that was never
+killed.
 """
 
 import argparse

@@ -1,9 +1,10 @@
 """Load on a server, and how long its clients wait:  lab load [URL] [--rates 1,2,4] …
 
-Requests arrive at random, or as a trace says; each is a streamed completion of a given length. The
-times are the clients' own. Without rates it sends all requests at once, which shows about how many
-tokens a second the server can write, and tries shares of that. The curve goes into a JSON file and
-a picture.
+Requests arrive at random, or as a trace says; each is a streamed completion of a given length.
+The times are the clients' own.
+Without rates it sends all requests at once, which shows about how many tokens a second the server
+can write, and tries shares of that.
+The curve goes into a JSON file and a picture.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """What a pattern costs the steps of eight answers: `python -m layer3_system.bench.mask_cost`
 
-The 135M shape on one thread, with as many pieces of the course's stories as it has tokens. CPU time
-of a step with a mask for every answer ÷ without, by turns; and of making one state's mask, which a
-grammar does once. mask_cost.json has both.
+The 135M shape on one thread, with as many pieces of the course's stories as it has tokens.
+CPU time of a step with a mask for every answer ÷ without, by turns; and of making one state's mask,
+which a grammar does once. mask_cost.json has both.
 """
 
 import json

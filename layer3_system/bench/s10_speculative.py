@@ -3,8 +3,8 @@
     python -m layer3_system.bench.s10_speculative [acceptance] [speed]
 
 acceptance: how often a guess holds, by kind of text, draft and rule, along held-out texts
-speed: tokens a second with guesses ÷ without, in the same run, of the 135M shape on one thread. The
-clock is that of the process, so that other work on the machine counts little.
+speed: tokens a second with guesses ÷ without, in the same run, of the 135M shape on one thread.
+The clock is that of the process, so that other work on the machine counts little.
 """
 
 import json

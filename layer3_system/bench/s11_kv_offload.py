@@ -6,7 +6,8 @@ conversations: tokens computed in conversations of several users, by tier; these
 preemption: the same, where pages run out while answers are written
 first_token: TTFT of the small Llama in such conversations, in seconds of CPU time
 copies: seconds to compute a prompt of the 135M shape, to copy its pages, to write and read a file
-One thread. The clock is that of the process, so that other work on the machine counts little.
+One thread.
+The clock is that of the process, so that other work on the machine counts little.
 """
 
 import json

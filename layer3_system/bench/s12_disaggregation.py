@@ -119,7 +119,8 @@ def soak(count: int, kills: int, seed: int = 12) -> dict[str, int]:
 def transfer(inbox: type[Inbox], outbox: type[Outbox], fault: str = "none",
              count: int = 12) -> str:
     """What becomes of some requests between one prefill and one decode worker, with a fault of
-    FAULTS or "none" on the wire. A learner's Inbox and Outbox may be used."""
+    FAULTS or "none" on the wire.
+    A learner's Inbox and Outbox may be used."""
     chance = Random(7)
     faults = {kind: 0.5 if kind in ("shuffle", "repeat") else 0.05 for kind in FAULTS
               if kind == fault}

@@ -2,12 +2,12 @@
 
     torchrun --nproc-per-node 4 -m layer3_system.bench.s20_collectives
 
-NCCL where every rank has a GPU, gloo elsewhere; `--nnodes` makes it several machines. A time is
-that of the fastest of several turns, each after a barrier, at the rank that is done last: other
-work only ever adds to it.
+NCCL where every rank has a GPU, gloo elsewhere; `--nnodes` makes it several machines.
+A time is that of the fastest of several turns, each after a barrier, at the rank that is done last:
+other work only ever adds to it.
 
-Ranks of one machine share its cores, and wait for those more than for messages. So the lesson also
-measures with a `Wire` for each rank, slow enough that the cores do not matter.
+Ranks of one machine share its cores, and wait for those more than for messages.
+So the lesson also measures with a `Wire` for each rank, slow enough that the cores do not matter.
 """
 
 import itertools
@@ -101,7 +101,8 @@ def sweep(sizes: list[int] = SIZES, turns: int = TURNS, device: str = "cpu",
 
 def fit(sizes: Sequence[float], seconds: list[float]) -> tuple[float, float]:
     """(alpha, beta) for alpha + S · beta, with the smallest sum of squares of relative errors: a
-    small message counts as much as a large one. Neither is less than 0."""
+    small message counts as much as a large one.
+    Neither is less than 0."""
     t = np.array(seconds)
     rows = np.stack([np.ones(len(sizes)), np.array(sizes, float)], 1) / t[:, None]      # (sizes, 2)
     alpha, beta = np.linalg.lstsq(rows, np.ones(len(sizes)), rcond=None)[0]

@@ -4,10 +4,11 @@
 
 The planner's constants are fitted on something else: rounds and bytes on collectives of
 torch.distributed, the rate of arithmetic on one layer that all ranks run at once, its messages
-answered at once: a whole layer, a band of tp's, one of cp's ring, which computes more slowly. A
-rank has one thread, and what it computes takes SLOWER times as long as on a core of its own, in the
-fits as well: so four ranks on two cores do not take each other's time. Plans take turns in shuffled
-rounds; a step is over when the last rank is done.
+answered at once: a whole layer, a band of tp's, one of cp's ring, which computes more slowly.
+A rank has one thread, and what it computes takes SLOWER times as long as on a core of its own, in
+the
+fits as well: so four ranks on two cores do not take each other's time.
+Plans take turns in shuffled rounds; a step is over when the last rank is done.
 """
 
 import json
@@ -189,8 +190,9 @@ def more_messages(plan: TrainingPlan) -> int:
 
 def predicted(cluster: Cluster, plan: TrainingPlan) -> dict[str, float]:
     """plan_seconds where every number that is sent has 4 bytes, and s21's stages their own number
-    of messages. The planner has 2 bytes for all but gradients: at half the rate they take what 4
-    take, and gradients are put right."""
+    of messages.
+    The planner has 2 bytes for all but gradients: at half the rate they take what 4 take, and
+    gradients are put right."""
     model = Architecture(SHAPE)
     half = replace(cluster, inside=cluster.inside / 2, across=cluster.across / 2)
     seconds = plan_seconds(model, half, plan, T, BATCH)

@@ -1,7 +1,7 @@
 """A picture of the live page of a server at work:  python -m layer3_system.bench.screenshot
 
-The small model serves a few stories on few pages; page.png has the picture. It needs Chromium, its
-driver, and selenium.
+The small model serves a few stories on few pages; page.png has the picture.
+It needs Chromium, its driver, and selenium.
 """
 
 import json

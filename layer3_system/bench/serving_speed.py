@@ -2,10 +2,11 @@
 python -m layer3_system.bench.serving_speed
 
 Each arm runs in a process of its own, and the arms take turns, so that a busy machine disturbs all.
-Equal: B requests at once, PROMPT tokens each, WRITTEN to write. Mixed: TRACE requests of mixed
-lengths, all there at the start, at most SEATS at a time; Hugging Face takes them in padded batches
-of SEATS, in order of arrival. A rate counts the tokens that requests asked for, over the wall time
-of everything, prompts included. benchmarks/serving.json has the result, and the README its tables.
+Equal: B requests at once, PROMPT tokens each, WRITTEN to write.
+Mixed: TRACE requests of mixed lengths, all there at the start, at most SEATS at a time; Hugging
+Face takes them in padded batches of SEATS, in order of arrival.
+A rate counts the tokens that requests asked for, over the wall time of everything, prompts
+included. benchmarks/serving.json has the result, and the README its tables.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """Random requests, aborts and steps on an engine that is checked after each:
 python -m layer3_system.bench.soak
 
-The model is MockLlama, so each answer can be worked out without an engine. A run is the same each
-time, since its name is its seed. benchmarks/soak.txt has the result.
+The model is MockLlama, so each answer can be worked out without an engine.
+A run is the same each time, since its name is its seed. benchmarks/soak.txt has the result.
 """
 
 import random

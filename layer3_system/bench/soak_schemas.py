@@ -2,7 +2,8 @@
 python -m layer3_system.bench.soak_schemas
 
 Engines take turns: one preempts for want of pages, one verifies guesses, one launches steps ahead,
-one has a tier below. The text that a client was sent piece by piece is what is validated.
+one has a tier below.
+The text that a client was sent piece by piece is what is validated.
 benchmarks/soak_schemas.txt has the result.
 """
 

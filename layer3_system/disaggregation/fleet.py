@@ -50,7 +50,8 @@ class Fleet:
         """build: makes a worker's parts, for `pages` pages of S slots and contexts of `room`; it is
         pickled: a function of a module, or a partial of one
         seats: answers of each worker at a time, where there is no prefill worker
-        start: seconds until all must be up. FleetError if they are not, or one cannot be built
+        start: seconds until all must be up.
+        FleetError if they are not, or one cannot be built
         """
         self.build = build
         self.options = {"prefill": (prefill_worker, lease), "decode": (decode_worker, patience)}

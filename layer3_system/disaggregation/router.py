@@ -110,7 +110,8 @@ class Router:
     def pick(self, call: Call) -> tuple[int | None, int] | None:
         """The numbers of a prefill worker and of a decode worker.
 
-        None in place of the first: there are no prefill workers. None alone: no worker has room.
+        None in place of the first: there are no prefill workers.
+        None alone: no worker has room.
         """
         decodes = sorted(self.decodes)
         prefills = sorted(self.prefills)
@@ -299,8 +300,9 @@ class ReplicaLoad(NamedTuple):
 def choose_replica(names: Sequence[bytes], replicas: Mapping[int, ReplicaLoad]) -> int | None:
     """Which replica gets a prompt: its number; None if there is none.
 
-    names: of the prompt's full pages. The one that has the longest prefix, if it runs at most LEAD
-    answers more than the one with the fewest; of equals the one that runs the fewest.
+    names: of the prompt's full pages.
+    The one that has the longest prefix, if it runs at most LEAD answers more than the one with the
+    fewest; of equals the one that runs the fewest.
     """
     if not replicas:
         return None

@@ -1,7 +1,8 @@
 """Two machines on paper: when each token comes if they share all work, or split it
 
 A step takes STEP seconds, PROMPT for each token of a prompt and WRITER for each request that writes
-its next token. One FIFO of prompts a machine, as many requests at a time as there are.
+its next token.
+One FIFO of prompts a machine, as many requests at a time as there are.
 """
 
 from collections import deque
@@ -21,7 +22,8 @@ BUDGETS = (64, 96, 256)     # tokens a step, of which the best counts
 def machine(jobs: Sequence[Job], budget: int) -> list[list[float]]:
     """When one machine writes each token of each job, in seconds.  budget: tokens a step
 
-    jobs: in order of arrival. A prompt is cut where the budget ends.
+    jobs: in order of arrival.
+    A prompt is cut where the budget ends.
     """
     left = [job.prompt for job in jobs]
     times: list[list[float]] = [[] for _ in jobs]
@@ -96,7 +98,8 @@ def layer_lanes(L: int, compute: float, wire: float) -> tuple[list[tuple[float, 
                                                                list[tuple[float, float]]]:
     """(begin, end) of each layer: when it is computed, and when it is on the wire.
 
-    compute, wire: seconds of one layer. A layer is sent once it is computed and the wire is free.
+    compute, wire: seconds of one layer.
+    A layer is sent once it is computed and the wire is free.
     """
     computed = [(i * compute, (i + 1) * compute) for i in range(L)]
     sent: list[tuple[float, float]] = []

@@ -1,7 +1,8 @@
 """Prefill and decode workers as processes: what runs in each of them
 
-A worker reads what the router tells it from a pipe, takes a step, and writes its news there. When
-the router is gone its pipe ends, and so does the worker. Parts go from worker to worker.
+A worker reads what the router tells it from a pipe, takes a step, and writes its news there.
+When the router is gone its pipe ends, and so does the worker.
+Parts go from worker to worker.
 """
 
 import os

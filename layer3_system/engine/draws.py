@@ -2,10 +2,10 @@
 
 B: requests of a step   V: vocabulary
 Scores change in vLLM's order: the bias, the repetition penalty, the frequency and presence
-penalties, a grammar's mask, min_p; `sample` applies temperature, top_k and top_p after them. A row
-depends on its own request alone, so that an answer stays the same in any batch. Log probabilities
-are of the scores before all of this. Costs some passes over the V scores of a request that asks for
-it.
+penalties, a grammar's mask, min_p; `sample` applies temperature, top_k and top_p after them.
+A row depends on its own request alone, so that an answer stays the same in any batch.
+Log probabilities are of the scores before all of this.
+Costs some passes over the V scores of a request that asks for it.
 """
 
 import math

@@ -2,7 +2,8 @@
 
 The first engine computes a prompt and holds its pages until the transfer has ended, well or badly.
 The second continues from them: it computes the prompt's last token again, since an answer begins
-with the scores after it. If the transfer failed, it computes the whole prompt.
+with the scores after it.
+If the transfer failed, it computes the whole prompt.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,9 @@
 """A model on several ranks that looks like one to an engine
 
 Rank 0 says what comes next in two broadcasts: a header of five whole numbers, then arrays of them,
-glued together. Nothing is pickled. All ranks then do the same, each on its own heads' pages.
+glued together.
+Nothing is pickled.
+All ranks then do the same, each on its own heads' pages.
 
 T: tokens of a step   B: requests   L P S: layers, pages, slots of a page
 G D: kv heads of the whole model, width of a head   g: kv heads of a rank

@@ -1,7 +1,8 @@
 """The ranks of an engine as processes: rank 0 is this one, the others are its children
 
-No port is ever in use: the listening socket is made before the others start. Each child is watched;
-when one ends, all end, and `Team.fault` says which and why. When this process ends, they do.
+No port is ever in use: the listening socket is made before the others start.
+Each child is watched; when one ends, all end, and `Team.fault` says which and why.
+When this process ends, they do.
 """
 
 import atexit

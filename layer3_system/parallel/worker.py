@@ -1,6 +1,7 @@
 """A rank of an engine in a process of its own:  python -m layer3_system.parallel.worker RANK PLAN
 
-It reads the model's folder, keeps its part, and does what rank 0 does. It ends when that ends.
+It reads the model's folder, keeps its part, and does what rank 0 does.
+It ends when that ends.
 """
 
 import json

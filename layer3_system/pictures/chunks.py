@@ -19,7 +19,8 @@ def chunk_steps(N: int, decodes: int, chunks: list[int], plain: int = 2) -> "Fig
     request, and each step as wide as it has tokens.
 
     N: tokens of the prompt    decodes: requests that decode    chunks: sizes
-    plain: steps before the prompt comes. Red: the longest time between two tokens of an answer.
+    plain: steps before the prompt comes.
+    Red: the longest time between two tokens of an answer.
     """
     import matplotlib.pyplot as plt
 

@@ -89,7 +89,8 @@ def served_in_seats(arrivals: list[float], lens: list[int], seats: int, step: fl
 
 def waits(rate: float, lens: list[int], seats: int) -> "Figure":
     """Requests that arrive at random, a lane each: grey while one waits for a seat, blue while it
-    is served, a dot for each token. Below the last request: its TTFT and its E2E.
+    is served, a dot for each token.
+    Below the last request: its TTFT and its E2E.
 
     rate: requests a second    lens: tokens of each answer
     """

@@ -17,7 +17,8 @@ SHADES = ("#0969da", "#54aeff")         # of a rank's experts, in turn
 
 def row_matrix(panels: "dict[str, Tensor]") -> "Figure":
     """Rows from each rank (a row) to the experts of each (a column), the darker the more; grey on
-    the diagonal: they stay. Below, bars of what each rank's experts compute.
+    the diagonal: they stay.
+    Below, bars of what each rank's experts compute.
 
     panels: {title: (W, W)}
     """

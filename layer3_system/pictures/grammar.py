@@ -15,7 +15,8 @@ GREEN = "#1a7f37"
 
 def match_lines(kinds: dict[str, list[tuple[int, int | None]]]) -> "Figure":
     """Answers as lines, one a row: as long as they match, in colour; from the byte at which they
-    stop to match, a red dot, pale. A whole match is green.
+    stop to match, a red dot, pale.
+    A whole match is green.
 
     kinds: {title: [(bytes of the answer, at which byte it stops to match; None: it matches)]}
     """

@@ -21,7 +21,8 @@ PALE = "#d0d7de"
 def table_arrows(P: int, S: int, sequences: dict[str, tuple[list[int], int]]) -> "Figure":
     """Block tables above, the pages of the pool below, an arrow from each entry to its page.
 
-    sequences: {name: (its block table, its tokens)}. Red: a page in several tables. Blue: in one.
+    sequences: {name: (its block table, its tokens)}. Red: a page in several tables.
+    Blue: in one.
     A filled slot holds the position of its token in the sequence; below it is the slot's number.
     """
     import matplotlib.pyplot as plt
@@ -70,8 +71,11 @@ def hash_chain(texts: dict[str, str], S: int) -> "Figure":
     """Texts in pages of S characters, and below each full page the beginning of its name; an arrow
     leads from a name to the page whose name it goes into.
 
-    texts: {name: text}, a token a character. Red: a page whose name another text has, too. Blue:
-    a page of one text. Grey: not full, without a name.
+    texts: {name: text}, a token a character.
+    Red: a page whose name another text has, too.
+    Blue:
+    a page of one text.
+    Grey: not full, without a name.
     """
     import matplotlib.pyplot as plt
     from matplotlib.patches import Rectangle
@@ -111,7 +115,9 @@ def hash_chain(texts: dict[str, str], S: int) -> "Figure":
 def node_cut(texts: list[str], S: int, place: int) -> "Figure":
     """The radix tree of texts that begin alike, and the same tree after its first node is cut.
 
-    A token is a character. Blue: nodes and links from before. Red: the new ones.
+    A token is a character.
+    Blue: nodes and links from before.
+    Red: the new ones.
     """
     import matplotlib.pyplot as plt
 

@@ -15,10 +15,12 @@ KINDS = {"F": ("forward", PALE, INK), "B": ("backward", BLUE, "white"),
 
 def pipeline_lanes(runs: dict[str, Times], p: int, unit: str = "ticks") -> "Figure":
     """A lane for each rank, a box for each action with the number of its micro-batch; a panel for
-    each run. What stays white is the bubble.
+    each run.
+    What stays white is the bubble.
 
     runs: {title: when each action begins and ends}.  A stroke after a number: the rank's second
-    chunk of layers. The title adds the length, in `unit`, and the idle share.
+    chunk of layers.
+    The title adds the length, in `unit`, and the idle share.
     """
     import matplotlib.pyplot as plt
     from matplotlib.patches import Patch, Rectangle
@@ -52,7 +54,8 @@ def pipeline_lanes(runs: dict[str, Times], p: int, unit: str = "ticks") -> "Figu
 
 def kept_lines(runs: dict[str, Times], p: int) -> "Figure":
     """Micro-batches whose activations each stage keeps, over time: from the end of a forward to the
-    end of its backward. A panel for each run, a line for each stage of four at most."""
+    end of its backward.
+    A panel for each run, a line for each stage of four at most."""
     import matplotlib.pyplot as plt
 
     figure, every = plt.subplots(1, len(runs), sharey=True, squeeze=False, figsize=(7.5, 2.6),

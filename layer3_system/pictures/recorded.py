@@ -32,8 +32,10 @@ def block_map(title: str, snapshots: dict[str, dict[str, Any]],
     """The pages of a pool, a square each, in a panel for each snapshot.
 
     snapshots: {label: what pages_of gives}    names: requests in the order of their colours; None:
-    as they appear. A page is dark as far as it is filled. One that several requests hold has a
-    stripe of each, and their number. Hatched: free, with contents that are remembered.
+    as they appear.
+    A page is dark as far as it is filled.
+    One that several requests hold has a stripe of each, and their number.
+    Hatched: free, with contents that are remembered.
     """
     import matplotlib.pyplot as plt
     from matplotlib.patches import Patch, Rectangle
@@ -85,8 +87,10 @@ def step_timeline(title: str, history: Iterable[dict[str, Any]],
     """Which request ran in which step: a lane a request, a column a step.
 
     history: as a Recorder has it    names: requests in the order of their lanes; None: as they
-    appear. Dark: tokens of its prompt, or of its answer recomputed, with their number. Light: one
-    token of its answer. A grey line: it waits.
+    appear.
+    Dark: tokens of its prompt, or of its answer recomputed, with their number.
+    Light: one token of its answer.
+    A grey line: it waits.
     """
     import matplotlib.pyplot as plt
     from matplotlib.lines import Line2D

@@ -45,7 +45,8 @@ def request_loop() -> "Figure":
 def share_line(logits: list[float], p: float, u: float) -> "Figure":
     """The shares of tokens end to end, of all and of those that top-p keeps, and where u falls.
 
-    logits: of token 0, 1, …    u: in [0, 1). The token that it draws is dark.
+    logits: of token 0, 1, …    u: in [0, 1)
+    The token that it draws is dark.
     """
     import matplotlib.pyplot as plt
 
@@ -82,7 +83,8 @@ def kept_shares(logits: dict[str, float], k: int, p: float) -> "Figure":
     """From logits to shares, and which of them top-k and top-p keep: four panels, a bar a token.
 
     logits: {token: its score}    k, p: of top-k and top-p. Blue: kept, with its share of all that
-    is kept. Red, dashed: cut, with the share that it had.
+    is kept.
+    Red, dashed: cut, with the share that it had.
     """
     import matplotlib.pyplot as plt
 

@@ -19,8 +19,9 @@ def padded_batch(prompts: list[int], outputs: list[int]) -> "Figure":
     """One static batch, a lane a request: left its first step, which computes the prompts as a
     rectangle; right all of its steps, until the longest answer has finished.
 
-    prompts, outputs: tokens of each prompt and of each answer. Red outlines: padding on the left,
-    an idle seat on the right. Dark: the first token of an answer.
+    prompts, outputs: tokens of each prompt and of each answer.
+    Red outlines: padding on the left, an idle seat on the right.
+    Dark: the first token of an answer.
     """
     import matplotlib.pyplot as plt
     from matplotlib.patches import Rectangle
@@ -56,8 +57,10 @@ def seat_lanes(lens: list[int], seats: int) -> "Figure":
     """Requests that arrive together, a lane each, a column a step: in batches that wait for their
     longest answer, and below with a free seat taken at the next step.
 
-    lens: tokens of each answer    seats: requests that run at a time. A number counts the tokens
-    of the answer. Dark: the step computes the prompt, too. Red: a seat held for nothing.
+    lens: tokens of each answer    seats: requests that run at a time
+    A number counts the tokens of the answer.
+    Dark: the step computes the prompt, too.
+    Red: a seat held for nothing.
     """
     import matplotlib.pyplot as plt
     from matplotlib.lines import Line2D
@@ -149,7 +152,8 @@ def step_arrays(requests: dict[str, tuple[list[int], int, int, list[int]]], S: i
     """The six arrays of a Batch, in strips: the entries of each of two requests in its colour.
 
     requests: {name: (its tokens, how many were computed before, how many this step computes,
-    its block table)}    S: slots of a page. Pale: what fills up a row of block_tables.
+    its block table)}    S: slots of a page
+    Pale: what fills up a row of block_tables.
     """
     import matplotlib.pyplot as plt
     from matplotlib.patches import Rectangle

@@ -40,7 +40,8 @@ def state_copies(n: int) -> "Figure":
 
 def stage_bars(models: "list[tuple[LlamaShape, int]]") -> "Figure":
     """GB that a rank keeps at each stage of ZeRO, a panel for each (model, ranks); the line is what
-    a GPU has. Activations are not counted."""
+    a GPU has.
+    Activations are not counted."""
     import matplotlib.pyplot as plt
 
     figure, every = plt.subplots(1, len(models), squeeze=False, layout="constrained",

@@ -3,9 +3,10 @@
     python -m layer3_system.rl --minutes 4 --seed 0 --placement turns|split --save DIR
     torchrun --nproc-per-node 2 -m layer3_system.rl --placement split --updates 20
 
-Where exercises of s32 have passed on the desk, their functions do it. In one process it stops after
-some minutes of the processor. With torchrun one rank writes while the other learns, and it stops
-after that many updates. It writes its rows, and with --save the weights, too.
+Where exercises of s32 have passed on the desk, their functions do it.
+In one process it stops after some minutes of the processor.
+With torchrun one rank writes while the other learns, and it stops after that many updates.
+It writes its rows, and with --save the weights, too.
 """
 
 import argparse

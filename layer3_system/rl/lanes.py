@@ -29,7 +29,8 @@ def by_turns(rollout: float, training: float, W: int, steps: int) -> list[Work]:
 
 def split(rollout: float, training: float, W: int, writers: int, steps: int) -> list[Work]:
     """The first `writers` ranks write the answers of a step while the others train on those of the
-    step before: one step of staleness. ValueError unless each group has a rank."""
+    step before: one step of staleness.
+    ValueError unless each group has a rank."""
     if not 1 <= writers < W:
         raise ValueError(f"placement split: expected from 1 to {W - 1} of {W} ranks to write, "
                          f"found {writers}")

@@ -1,6 +1,7 @@
 """The server's addresses: OpenAI's, a few of vLLM's, /metrics, /engine and a page
 
-An API key guards /v1, /engine, /tokenize and /detokenize. Errors have OpenAI's shape.
+An API key guards /v1, /engine, /tokenize and /detokenize.
+Errors have OpenAI's shape.
 """
 
 import asyncio

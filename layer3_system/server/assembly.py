@@ -77,8 +77,8 @@ def pool_of(candidates, P, S, host=None, shared=True):
     """A pool with the learner's parts in it. candidates: {name: part or None}    host: a tier below
     shared: whether requests may share the pages of a prefix
 
-    PrefixPool builds on BlockPool, so the learner's methods go between the two. TieredPool builds
-    on both, and gets those methods of theirs that it does not have itself.
+    PrefixPool builds on BlockPool, so the learner's methods go between the two.
+    TieredPool builds on both, and gets those methods of theirs that it does not have itself.
     """
     methods = methods_of(candidates.get("BlockPool") or BlockPool)
     below = type("BlockPool", (BlockPool,), methods)

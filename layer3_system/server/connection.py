@@ -1,7 +1,8 @@
 """Limits of one connection: it must speak HTTP, in time, and not too much at once
 
-uvicorn and h11 read the requests. Added here: a client that does not finish what it began is
-disconnected, and h11's refusals have the same shape as all other errors.
+uvicorn and h11 read the requests.
+Added here: a client that does not finish what it began is disconnected, and h11's refusals have the
+same shape as all other errors.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Engines in other processes, as one: what a Bridge and the addresses ask of an engine
 
-A Fleet (s12) starts them: whole engines, or some for prompts and some for answers. Everything that
-clients see is the same as with one engine in this process.
+A Fleet (s12) starts them: whole engines, or some for prompts and some for answers.
+Everything that clients see is the same as with one engine in this process.
 """
 
 import queue

@@ -1,8 +1,9 @@
 """Access to a server: names of hosts, origins of pages, and how long a client may be silent
 
-A page that somebody visits can make their browser send requests to this machine. Without permission
-it cannot send JSON, so other bodies are refused. If its own name is made to point here, by DNS
-rebinding, the Host header still has that name. So the server answers only to its own names.
+A page that somebody visits can make their browser send requests to this machine.
+Without permission it cannot send JSON, so other bodies are refused.
+If its own name is made to point here, by DNS rebinding, the Host header still has that name.
+So the server answers only to its own names.
 """
 
 from dataclasses import dataclass

@@ -14,7 +14,8 @@ from layer3_system.server.middleware import MAX_HEADER_BYTES
 class Listener(uvicorn.Server):
     """SIGTERM or SIGINT ends it after the open calls; a second SIGINT ends those at once.
 
-    uvicorn raises the signal again at the end. Here the process goes on, to exit with 0.
+    uvicorn raises the signal again at the end.
+    Here the process goes on, to exit with 0.
     """
 
     def __init__(self, app, listening=None, **options):

@@ -1,8 +1,9 @@
 """What a server tells Prometheus, with vLLM's names and meanings
 
-All times are of the engine's monotonic clock. TTFT runs from a request's arrival, its wait in the
-queue included, and a preemption does not start it again. TPOT = (E2E - TTFT) / (n - 1) of an answer
-of n tokens; one of a single token has none.
+All times are of the engine's monotonic clock.
+TTFT runs from a request's arrival, its wait in the queue included, and a preemption does not start
+it again.
+TPOT = (E2E - TTFT) / (n - 1) of an answer of n tokens; one of a single token has none.
 """
 
 from itertools import pairwise

@@ -1,7 +1,8 @@
 """Calls of a client's functions: what it may call, the grammar of a call, and calls in a text
 
 A model writes a call as JSON, {"name": …, "arguments": {…}}, between the marks that its template
-teaches it. The server runs no function: it hands the call to the client.
+teaches it.
+The server runs no function: it hands the call to the client.
 """
 
 import json

@@ -1,8 +1,9 @@
 """A disk that remembers what a crash could leave of it, and ranks that write to it by turns.
 
-Of a file that was not synced, a power failure leaves nothing, half or all. Of the names that were
-made or changed since the folder was synced, it leaves the first few, in the order of the changes. A
-file that was synced keeps a name, its first or a later one: so it is on ext4 and XFS, and POSIX
+Of a file that was not synced, a power failure leaves nothing, half or all.
+Of the names that were made or changed since the folder was synced, it leaves the first few, in the
+order of the changes.
+A file that was synced keeps a name, its first or a later one: so it is on ext4 and XFS, and POSIX
 does not promise it.
 """
 

@@ -1,9 +1,10 @@
 """A model whose every score can be worked out in microseconds, to test the engine around it
 
 P S: pages and slots    B: sequences of a step    T: its new tokens    N: a context    V: vocabulary
-Its key of a token is the token, its value the position. It reads its whole context back from the
-pages, as attention does, and refuses one that is not the sequence's own. Its scores depend on every
-token of that context.
+Its key of a token is the token, its value the position.
+It reads its whole context back from the pages, as attention does, and refuses one that is not the
+sequence's own.
+Its scores depend on every token of that context.
 """
 
 from collections.abc import Callable, Iterable, Sequence

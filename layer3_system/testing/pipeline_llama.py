@@ -1,6 +1,7 @@
 """A small Llama cut in stages, for a training step by the exercises of s23.
 
-A micro-batch is one sequence of T_j tokens.  V: vocabulary  C: model width
+A micro-batch is one sequence of T_j tokens.
+V: vocabulary  C: model width
 """
 
 from dataclasses import replace

@@ -81,8 +81,8 @@ def backward_alone(schedule: Schedule, sizes: list[int], layers: Layers, inputs:
 def sleep(schedule: Schedule, seconds: dict[str, float], chunks: int = 1
           ) -> list[tuple[tuple[str, int, int], tuple[float, float]]]:
     """When this rank did each action, in seconds of the machine's clock, where computing is
-    sleeping: few cores then show what many machines do. An action waits for its input, sleeps, and
-    sends 16 numbers on.
+    sleeping: few cores then show what many machines do.
+    An action waits for its input, sleeps, and sends 16 numbers on.
 
     seconds: by kind, of a rank's layers; a chunk takes its share
     """

@@ -32,7 +32,8 @@ def apply_cases(cases: list[tuple[list[Piece], Tensor, Place, Place]]) -> list[T
 
 def move_weights(m: Config, seed: int) -> dict[str, Tensor]:
     """This rank's weights for serving, from those that it has in training: bands of rows of random
-    weights. All ranks call it."""
+    weights.
+    All ranks call it."""
     rank = dist.get_rank()
     W = dist.get_world_size()
     weights = new_weights(m, seed)

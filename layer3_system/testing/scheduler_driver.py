@@ -15,9 +15,9 @@ __all__ = ["Drive", "counts_of_newest"]
 class Drive:
     """Everything around a scheduler, without a model.
 
-    A request is a name, how many tokens its prompt has and how many its answer gets. A step lets
-    the scheduler choose, writes tokens into slots, reads each context back, and gives the requests
-    that have caught up their next token, which depends on all that was read.
+    A request is a name, how many tokens its prompt has and how many its answer gets.
+    A step lets the scheduler choose, writes tokens into slots, reads each context back, and gives
+    the requests that have caught up their next token, which depends on all that was read.
     history: for each step {name: (what, tokens)}, what: prefill, decode or waiting
     faults: broken rules, in words
     """

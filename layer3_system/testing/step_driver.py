@@ -21,7 +21,8 @@ def squares(w: Tensor, b: Tensor, batch: tuple) -> tuple[Tensor, int]:
 def accumulated(w: Tensor, b: Tensor, batches: list, before: float) -> dict[str, Any]:
     """What `accumulate` returns, the gradients, and the most numbers that graphs held at once.
 
-    before: in every gradient at the start. A third weight has no part in the loss.
+    before: in every gradient at the start.
+    A third weight has no part in the loss.
     """
     weights = [w.clone().requires_grad_(), b.clone().requires_grad_(),
                torch.zeros(3, dtype=w.dtype, requires_grad=True)]

@@ -150,7 +150,8 @@ def write_tokens(model: str, prompts: list, count: int, place: str = "cpu") -> l
 def serve(model: str, jobs: list, P: int = 64) -> dict | None:
     """What an engine on all ranks answers, as rank 0 has it: None on the other ranks.
 
-    jobs: (prompt, answers, tokens of each), all queued at once.  P: pages of 16 tokens
+    jobs: (prompt, answers, tokens of each), all queued at once.
+    P: pages of 16 tokens
     """
     m, weights = MODELS[model]()
     part = model_of_rank(m, weights)

@@ -1,7 +1,7 @@
 """Which numbers of a training are rounded to 16 bits.
 
-On a CPU without instructions for 16 bits, products in bf16 are slow imitations. So products stay in
-fp32 here, and only the numbers that an arm names are rounded.
+On a CPU without instructions for 16 bits, products in bf16 are slow imitations.
+So products stay in fp32 here, and only the numbers that an arm names are rounded.
 """
 
 from typing import NamedTuple

@@ -70,7 +70,8 @@ def steps(files: Files) -> list[int]:
 def choose(files: Files, last_good: Callable[[Files], int | None],
            report: Callable[[str], None]) -> int | None:
     """The step to go on from, None in a folder without checkpoints; faults of newer ones are
-    reported. ValueError where there are files of checkpoints, and none is whole"""
+    reported.
+    ValueError where there are files of checkpoints, and none is whole"""
     step = last_good(files)
     every = steps(files)
     faults = [words for each in every if step is None or each > step
@@ -99,8 +100,10 @@ def pieces(shards: Callable[[int], Tensor], k: int, begin: int, end: int) -> Ten
 def read_state(files: Files, step: int, rank: int, size: int, count: int) -> dict[str, Any]:
     """A rank's state from the checkpoint of a step, whatever number of ranks wrote it.
 
-    count: numbers of the whole model. ValueError where the checkpoint is of another model.
-    Each number is the one that was saved. A rank that has no shard of its own takes the generator
+    count: numbers of the whole model.
+    ValueError where the checkpoint is of another model.
+    Each number is the one that was saved.
+    A rank that has no shard of its own takes the generator
     of another: with dropout, such a training is another from there on.
     """
     W = len(read_manifest(files.read(manifest_name(step))).digests)

@@ -1,5 +1,6 @@
 """A small training with all that makes one hard to go on with: Adam, warm-up, a place in the text,
-dropout. `TrainingRun` is one process; of a `ShardedRun` each rank keeps a share of Adam's part.
+dropout.
+`TrainingRun` is one process; of a `ShardedRun` each rank keeps a share of Adam's part.
 """
 
 import math
@@ -79,8 +80,8 @@ class ShardedRun:
     Of the weights in fp32 and Adam's two means each rank keeps the part of one row that is its
     own: ZeRO's first stage, by s21.
 
-    weights, m, v: {"row": this rank's part (k,)}; the rest as in TrainingRun. B: sequences of all
-    ranks
+    weights, m, v: {"row": this rank's part (k,)}; the rest as in TrainingRun.
+    B: sequences of all ranks
     """
 
     def __init__(self, m: Config = TINY, share: float = 0.0, B: int = 6) -> None:

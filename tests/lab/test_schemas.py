@@ -1,8 +1,9 @@
 """Files that other programs read, against those programs' schemas.
 
-GitHub's and Kubernetes' as packages have them. Of devcontainer.json (containers.dev) and of VS
-Code's tasks.json, whose schema the editor makes when it starts, the part that our files use,
-written down from the specification and from the editor's documentation.
+GitHub's and Kubernetes' as packages have them.
+Of devcontainer.json (containers.dev) and of VS Code's tasks.json, whose schema the editor makes
+when it starts, the part that our files use, written down from the specification and from the
+editor's documentation.
 """
 
 import copy

@@ -246,7 +246,8 @@ def pairs(row, column):
 
 def placed(first, within, height):
     """The tiles of programs, from the first row and the height of their group and their place in
-    it. Division as in the simulator: towards 0, and by 0 it gives -1."""
+    it.
+    Division as in the simulator: towards 0, and by 0 it gives -1."""
     some = np.where(height == 0, 1, height)
     return pairs(first + np.where(height == 0, within, np.fmod(within, some)),
                  np.where(height == 0, -1, np.fix(within / some)))

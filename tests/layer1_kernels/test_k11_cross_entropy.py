@@ -54,8 +54,8 @@ def one_hot(x, targets):
 def inputs(rng, T, V, dtype, offset=0.0):
     """Logits in a wider array, in float64 as rounded to dtype and as a tensor, and targets.
 
-    The maximum of a row grows from block to block, and the last row is ignored. The first target is
-    the last column, and the second, of more than two, is in the first block.
+    The maximum of a row grows from block to block, and the last row is ignored.
+    The first target is the last column, and the second, of more than two, is in the first block.
     """
     wide = 3 * rng.standard_normal((T, V + 24)) + offset + 2 * (np.arange(V + 24) // BLOCK)
     tensor = torch.from_numpy(wide.astype(np.float32)).to(getattr(torch, dtype))

@@ -41,7 +41,8 @@ def used_on_the_device(text):
 
 def launched(lesson, used):
     """What these words launch: themselves, and the exercises that functions and kernels of these
-    names reach. A launcher with an argument `kernel` by itself launches only its default."""
+    names reach.
+    A launcher with an argument `kernel` by itself launches only its default."""
     module = importlib.import_module(f"{lesson.floor}.{lesson.id}")
     found = set(used)
     for word in used:

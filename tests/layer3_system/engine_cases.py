@@ -1,8 +1,8 @@
 """Engines for the cases that they must handle, and what their answers must be.
 
 The model is MockLlama: it reads its whole context back from the pages and refuses one that is not
-the sequence's own, and its scores depend on every token of it. `alone` works out what each answer
-must be, with no engine at all.
+the sequence's own, and its scores depend on every token of it.
+`alone` works out what each answer must be, with no engine at all.
 """
 
 import sys

@@ -374,8 +374,8 @@ def is_the_step(subject, agree, name, S, rows):
 
 def draws(subject, rows, every=False):
     """[(name, row)] of to_draw. rows: [(id, tokens of the prompt, of the answer, pending, computed,
-    n, [ids of those that wait for its prompt])]. Tokens computed beyond all of these are
-    guesses."""
+    n, [ids of those that wait for its prompt])].
+    Tokens computed beyond all of these are guesses."""
     params = subject.make(PARAMS)
 
     def request(id, prompt, answer=0, **more):

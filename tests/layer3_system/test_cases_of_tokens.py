@@ -376,7 +376,8 @@ def test_case_34_aborted_while_held():
 
 def test_case_32_a_page_that_is_known_is_never_written():
     """The first of three answers writes the slot after the prompt, and ends; its page is known with
-    that token. The last of the others must not write its own token there."""
+    that token.
+    The last of the others must not write its own token there."""
     def scores(context, V):
         z = mock_scores(context, V)
         if len(context) == 3:

@@ -1,6 +1,6 @@
 """Graders of s01: shares are worked out in float64, texts by decoding all at once.
 
-"case N" counts the cases that any engine must handle. What s01 gives: test_sampling.py.
+"case N" counts the cases that any engine must handle; what s01 gives: test_sampling.py.
 """
 
 from itertools import product
@@ -553,7 +553,7 @@ SEVERAL = [     # (stops, text in pieces, what add shows, found: one of these, t
 
 def test_StopStrings__several(subject):
     """A complete stop ends the text at once, though a longer one may begin so; of two at one place
-    either may be named. All of a stop but its last letter is held back."""
+    either may be named; all of a stop but its last letter is held back."""
     for stops, parts, want, names, name in SEVERAL:
         got, watch = pieces_of(subject, stops, parts)
         shown = "".join(got)

@@ -3,7 +3,8 @@ The parts against what they should give by the book; the engine they make by wha
 every step, and by the tokens that each request gets alone.
 
 The engine is driven beside the code under test, on a model whose every score can be worked out; a
-note comes back after each step. Case numbers are those of the course's list for engines.
+note comes back after each step.
+Case numbers are those of the course's list for engines.
 """
 
 import numpy as np
@@ -190,7 +191,8 @@ def test_to_draw__guesses(subject):
 
 def test_to_draw__unseen(subject, rng):
     """Small numbers: a token more or less than needed is frequent, and so is the end of a prompt
-    with others that wait for it. Every other step has rows for all tokens."""
+    with others that wait for it.
+    Every other step has rows for all tokens."""
     for step in range(150):
         every, rows, want, end = step % 2 == 1, [], [], 0
         for b in range(int(rng.integers(0 if step > 20 else 2, 7))):

@@ -4,7 +4,8 @@
     name       what the attacker does
     exercise   lesson/exercise whose points it wants; r01's `attainable` if left out
     works      the body of a function that is true where the attack worked: only then is the answer
-               right. Or:
+               right.
+               Or:
     source     the text sent, whose answer is wrong or empty
     verdict    what it must get; "fail" if left out. "fail or error": which one depends on
                timing, and neither earns a point

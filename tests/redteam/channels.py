@@ -1,9 +1,11 @@
 """Ways for one submission to pass a word to the next: `python -m tests.redteam.channels LEVEL`.
 
-Two boxes of one level, under one user, as those of two students in one job. The first leaves a
-word by every way and stays; the second looks for it. The ways that worked are printed as JSON.
+Two boxes of one level, under one user, as those of two students in one job.
+The first leaves a word by every way and stays; the second looks for it.
+The ways that worked are printed as JSON.
 LEVEL is one of lab.grading.box, or `none`: two processes without a box, where all ways must work,
-or their tests prove nothing. A second argument, `unfiltered`, leaves out the filter of calls.
+or their tests prove nothing.
+A second argument, `unfiltered`, leaves out the filter of calls.
 """
 
 import contextlib

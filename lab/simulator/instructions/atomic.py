@@ -1,7 +1,7 @@
 """atom and red: read, change and write in one step that nothing can interrupt.
 
-Lanes that hit the same place take turns, in the order of their numbers. A GPU promises no order, so
-sums of floats may differ in the last bits.
+Lanes that hit the same place take turns, in the order of their numbers.
+A GPU promises no order, so sums of floats may differ in the last bits.
 """
 
 import numpy as np

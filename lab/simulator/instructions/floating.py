@@ -1,7 +1,8 @@
 """Floating-point arithmetic: f32, f64, f16, bf16 and the packed f16x2 and bf16x2.
 
-The hot path computes float32 in float32. All else is computed as a double that is exact, or as
-good, and then rounded once to the type and in the direction asked for.
+The hot path computes float32 in float32.
+All else is computed as a double that is exact, or as good, and then rounded once to the type and in
+the direction asked for.
 """
 
 import numpy as np

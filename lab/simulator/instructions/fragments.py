@@ -1,11 +1,14 @@
 """Fragments: how a matrix lies in the registers of a warp.
 
-A register of 32 bits holds e elements: two halves, four bytes, one tf32. A core matrix has 8 rows
-of 4 e elements and lies in one register of each of the 32 lanes: lane 4 g + q holds elements e q
-to e q + e - 1 of row g. Larger matrices are made of core matrices. These are the tables of the PTX
-ISA manual, "Matrix fragments for mma"; it leaves the layout for wmma open, and here it is the same.
+A register of 32 bits holds e elements: two halves, four bytes, one tf32.
+A core matrix has 8 rows of 4 e elements and lies in one register of each of the 32 lanes: lane 4 g
++ q holds elements e q to e q + e - 1 of row g.
+Larger matrices are made of core matrices.
+These are the tables of the PTX ISA manual, "Matrix fragments for mma"; it leaves the layout for
+wmma open, and here it is the same.
 
-W counts the warps that run the instruction. A fragment of r registers is an array (W, r, 32).
+W counts the warps that run the instruction.
+A fragment of r registers is an array (W, r, 32).
 """
 
 import numpy as np

@@ -1,6 +1,7 @@
 """Integer arithmetic.
 
-numpy wraps around as the hardware does. C division truncates towards zero, numpy's floors.
+numpy wraps around as the hardware does.
+C division truncates towards zero, numpy's floors.
 """
 
 import numpy as np
@@ -68,8 +69,9 @@ def madc(inst, mods):
 
 def with_carry(inst, mods, ptx_type, carry_out, carry_in=False, part=None):
     """add, sub, or mad where `part` of the product is given, with the carry from the words below
-    and to the words above. The manual says that sub leaves its borrow in the flag; NVIDIA's
-    assembler leaves the opposite, the carry of a + ~b + 1, which shows if addc follows sub.cc."""
+    and to the words above.
+    The manual says that sub leaves its borrow in the flag; NVIDIA's assembler leaves the
+    opposite, the carry of a + ~b + 1, which shows if addc follows sub.cc."""
     if ptx_type not in WORDS:
         mods.refuse()
     unsigned, minus = UNSIGNED[SIZES[ptx_type]], inst.opcode in ("sub", "subc")

@@ -1,10 +1,12 @@
 """Tensor cores: mma multiplies small matrices spread over a warp, mma.sp with half of A left out.
 
-How exact? The PTX ISA manual promises sums of at least the accumulator's precision, in an order of
-the hardware's own. Here the K products and the accumulator are added up in double precision and
-rounded once to the accumulator's type: half, float, or integer modulo 2³² unless .satfinite. The
-hardware cuts bits off where this rounds, so that the last bits differ. A float32 operand of a tf32
-mma counts with its upper 19 bits only, here as there.
+How exact?
+The PTX ISA manual promises sums of at least the accumulator's precision, in an order of the
+hardware's own.
+Here the K products and the accumulator are added up in double precision and rounded once to the
+accumulator's type: half, float, or integer modulo 2³² unless .satfinite.
+The hardware cuts bits off where this rounds, so that the last bits differ.
+A float32 operand of a tf32 mma counts with its upper 19 bits only, here as there.
 """
 
 import re
@@ -188,9 +190,10 @@ SELECTED = {16: 1, 32: 2}           # K -> lanes of four whose metadata counts
 def sparse(inst, mods, kind):
     """mma.sp{::ordered_metadata}.sync.aligned.m16n8k16|k32.row.col, f16 and bf16.
 
-    A holds K / 2 numbers of each row, in the layout of a full A as wide. Their places are in the
-    metadata, 2 bits each, the lowest first: of lanes 4 g + selector (K = 16), or 4 g + 2 · selector
-    and the next (K = 32), each for 16 columns: rows g and, in the upper half, g + 8."""
+    A holds K / 2 numbers of each row, in the layout of a full A as wide.
+    Their places are in the metadata, 2 bits each, the lowest first: of lanes 4 g + selector (K =
+    16), or 4 g + 2 · selector and the next (K = 32), each for 16 columns: rows g and, in the
+    upper half, g + 8."""
     form = sparse_form(*take_sparse(mods))
     operands = [o.items if isinstance(o, Vector) else (o,) for o in inst.operands]
     M, N, K = form.shape

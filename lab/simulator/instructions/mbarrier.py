@@ -1,16 +1,19 @@
 """mbarrier: a barrier that is an object of 8 bytes in shared memory.
 
 A phase of it ends when as many arrivals have come as it was made for; the next phase begins at
-once. Arriving and waiting are separate: `arrive` returns a token that names the phase, and
-`test_wait` asks whether that phase is over. A copy by cp.async can be made to arrive when it is
-done. The object's contents are the hardware's secret; here they are
+once.
+Arriving and waiting are separate: `arrive` returns a token that names the phase, and `test_wait`
+asks whether that phase is over.
+A copy by cp.async can be made to arrive when it is done.
+The object's contents are the hardware's secret; here they are
 
     bits 0-19   arrivals still missing in this phase (the pending count)
     bits 20-39  arrivals that the next phase will need (the expected count)
     bits 40-63  number of the phase
 
 For the race detector the end of a phase comes after all that the block did before it, and before
-all that threads do once they have waited for it. That is a little more than the hardware promises:
+all that threads do once they have waited for it.
+That is a little more than the hardware promises:
 accesses of threads that did not arrive count as ordered too.
 """
 

@@ -1,11 +1,13 @@
 """Products of fragments, many at a time: D = A · B + C.
 
-A warp's tile is larger than one mma. The kernel multiplies each of several fragments of A by each
-of several fragments of B, in instructions none of which needs another's result. Here such a layer
-of instructions waits until a result is wanted: the next layer, whose accumulators are those of
-this one, or an instruction that reads a register. Then the fragments of A become a tall matrix and
-those of B a wide one, each is decoded once, and one multiplication does it all. The accumulators
-stay a matrix from layer to layer and become registers when they are read.
+A warp's tile is larger than one mma.
+The kernel multiplies each of several fragments of A by each of several fragments of B, in
+instructions none of which needs another's result.
+Here such a layer of instructions waits until a result is wanted: the next layer, whose accumulators
+are those of this one, or an instruction that reads a register.
+Then the fragments of A become a tall matrix and those of B a wide one, each is decoded once, and
+one multiplication does it all.
+The accumulators stay a matrix from layer to layer and become registers when they are read.
 
 The sum of each element is that of its own instruction: K products and the accumulator in double
 precision, rounded once.

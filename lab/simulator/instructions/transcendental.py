@@ -1,7 +1,8 @@
 """Reciprocals, roots and the functions of the special function unit.
 
 On a GPU the .approx forms differ from the right result by one or two units in the last place; here
-they are as exact as numpy makes them. So compare with a tolerance, never bit by bit.
+they are as exact as numpy makes them.
+So compare with a tolerance, never bit by bit.
 """
 
 import numpy as np

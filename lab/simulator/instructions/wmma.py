@@ -1,14 +1,17 @@
 """wmma: the warp-wide matrix instructions behind nvcuda::wmma.
 
 load and store move whole matrices between memory and fragments, with rows (or columns) `stride`
-elements apart; mma multiplies them. How a fragment lies in the lanes is the hardware's secret: a
-kernel may change elements one by one, each in the same way, and nothing more. Here the layout is
-that of mma (fragments.py). Half-precision A and B have room for more elements than a matrix has;
-the surplus registers hold copies.
+elements apart; mma multiplies them.
+How a fragment lies in the lanes is the hardware's secret: a kernel may change elements one by one,
+each in the same way, and nothing more.
+Here the layout is that of mma (fragments.py).
+Half-precision A and B have room for more elements than a matrix has; the surplus registers hold
+copies.
 
 Accesses are counted as the lanes make them: a register at a time, or 8 bytes of a float32
-accumulator's row. Matrices of 16-bit elements that lie across are read along their rows in memory
-and transposed in registers.
+accumulator's row.
+Matrices of 16-bit elements that lie across are read along their rows in memory and transposed in
+registers.
 """
 
 import numpy as np

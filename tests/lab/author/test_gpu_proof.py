@@ -117,7 +117,8 @@ def test_files_of_tests_share_the_gpu_and_one_that_failed_runs_again_alone(cours
 
 def test_benches_prepare_at_once_and_measure_one_at_a_time(course, monkeypatch):
     """Once both have begun, each waits, before it measures, until the other has prepared; neither
-    sees the other measure. Neither may run again, as a bench that failed does."""
+    sees the other measure.
+    Neither may run again, as a bench that failed does."""
     bench = ("import pathlib, sys, time; from lab.measure import turns\n"
              "open('ran_{own}', 'x')\n"
              "turns.prepare(pathlib.Path(sys.argv[-3])); pathlib.Path('begun_{own}').touch()\n"

@@ -49,7 +49,8 @@ def attributes(text):
 
 def plain_names(text):
     """Names that an answer reads and does not make: those of its own file or of another of the
-    course. The libraries' usual names are left out."""
+    course.
+    The libraries' usual names are left out."""
     made = set(dir(builtins))
     read = set()
     for node in ast.walk(ast.parse(textwrap.dedent(text))):

@@ -19,7 +19,8 @@ OPENED = 'chmod 1777 /tmp /var/tmp /dev/shm && exec "$@"'
 
 def start():
     """The start of a command that runs as in Docker: its own files, root with few rights, none of
-    them to make namespaces. NotProvenHere where we are not root."""
+    them to make namespaces.
+    NotProvenHere where we are not root."""
     if shutil.which("bwrap") is None or os.getuid() != 0:
         raise NotProvenHere("needs bubblewrap and root, to run as in a container")
     folders = {"/usr", "/etc", *filter(os.path.exists, ("/bin", "/sbin", "/lib", "/lib64")),

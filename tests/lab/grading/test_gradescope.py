@@ -1,5 +1,6 @@
 """The zip for Gradescope, run as Gradescope's container would run it: at /autograder, as root with
-Docker's rights, which make no namespaces. This Python stands in for setup.sh's."""
+Docker's rights, which make no namespaces.
+This Python stands in for setup.sh's."""
 
 import json
 import re

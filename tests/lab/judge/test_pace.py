@@ -23,7 +23,8 @@ TIMED = [(lesson, exercise) for lesson in course.lessons() for exercise in lesso
 
 class Machine:
     """A clock that only calls and asking for a run move on, and calls on the CPU that take as long
-    as they are said to. The memory copies a gigabyte a second."""
+    as they are said to.
+    The memory copies a gigabyte a second."""
 
     MEMORY = 1e9            # bytes a second, read and written
 

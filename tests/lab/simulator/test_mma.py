@@ -1,6 +1,7 @@
 """Products by mma.sync: exact where the inputs are small integers, and close where not.
 
-Expected values come from numpy in double precision. What CUDA C cannot say is inline PTX.
+Expected values come from numpy in double precision.
+What CUDA C cannot say is inline PTX.
 """
 
 import numpy as np

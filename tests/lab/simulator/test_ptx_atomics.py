@@ -1,7 +1,8 @@
 """Every atomic operation on every type, in global and in shared memory, against exact oracles.
 
-A GPU promises no order among lanes. The simulator's is that of their numbers, so that the values
-which lanes get back can be predicted too.
+A GPU promises no order among lanes.
+The simulator's is that of their numbers, so that the values which lanes get back can be predicted
+too.
 """
 
 import random

@@ -1,5 +1,6 @@
 """Which forms of the arithmetic instructions the simulator accepts: those that NVIDIA's assembler
-accepts and an oracle checks. It refuses the others; the legal ones among them are listed."""
+accepts and an oracle checks.
+It refuses the others; the legal ones among them are listed."""
 
 import re
 import subprocess

@@ -1,7 +1,9 @@
 """Counters of textbook kernels equal values derived by hand.
 
-MEMORY: (requests, transactions, ideal, bytes) of each (space, operation). A transaction is a sector
-of 32 bytes in global and local memory, a wavefront in shared, a word in constant memory. A warp of
+MEMORY: (requests, transactions, ideal, bytes) of each (space, operation).
+A transaction is a sector of 32 bytes in global and local memory, a wavefront in shared, a word in
+constant memory.
+A warp of
 32 floats is 128 bytes: 4 sectors.
 """
 

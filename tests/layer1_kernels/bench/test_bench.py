@@ -1,5 +1,6 @@
 """What `lab bench` measures, at small sizes on the CPU: every way runs, those of a family give the
-same, and no way is credited with bytes that it does not ask for. Nothing is timed."""
+same, and no way is credited with bytes that it does not ask for.
+Nothing is timed."""
 
 import importlib
 import inspect

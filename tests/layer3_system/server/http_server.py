@@ -1,8 +1,9 @@
 """A server on a port of its own, for the tests that talk to one over HTTP.
 
-`scripted` is a model that writes a given text. `Gated` is one whose steps a test lets through one
-by one. `Fails` is one with a kernel that raises. `let_through` opens a gate when enough answers
-were refused.
+`scripted` is a model that writes a given text.
+`Gated` is one whose steps a test lets through one by one.
+`Fails` is one with a kernel that raises.
+`let_through` opens a gate when enough answers were refused.
 """
 
 import json

@@ -1,6 +1,7 @@
 """LangChain's chat model, unchanged, gets answers that parse and calls of its tools.
 
-Nothing else needs it, so it is in no extra: `pip install langchain-openai`. Tried with 1.7.4.
+Nothing else needs it, so it is in no extra: `pip install langchain-openai`.
+Tried with 1.7.4.
 """
 
 import pytest

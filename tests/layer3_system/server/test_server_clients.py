@@ -51,7 +51,8 @@ def test_case_20_a_client_that_vanishes(stream):
 
 def test_case_19_aborts_in_every_state():
     """Case 19: clients leave while they wait, in a part of the prompt, in the answer, after its
-    end; a call is closed twice. Pages are given back once, and the others' answers stay."""
+    end; a call is closed twice.
+    Pages are given back once, and the others' answers stay."""
     model = Gated()
     with served(model, max_seqs=3, budget=16, chunk=4) as server:
         stays = server.open(prompt="stays", max_tokens=60, ignore_eos=True, seed=1)

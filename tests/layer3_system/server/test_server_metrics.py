@@ -194,7 +194,8 @@ def test_what_the_engine_is_doing():
 @pytest.mark.timeout(1800)
 def test_memory_stays_flat():
     """20,000 requests, some of whose clients leave: no object and not 20 MB more than after the
-    first 4,000. Below that is what malloc and the threads keep for later."""
+    first 4,000.
+    Below that is what malloc and the threads keep for later."""
     with served(limits=Limits(queue=10**6)) as server:
         fields = {"model": NAME, "prompt": "hello", "max_tokens": 2}
 

@@ -1,9 +1,9 @@
 """The table of all forms of instructions, each with an oracle.
 
-An oracle maps the operands' bits to the result's bits with Python's integers, see formats.py. It
-returns None where the result is a NaN whose bits are unspecified. Rules are those of the PTX
-ISA manual; where it is silent, the rule follows what NVIDIA's assembler makes of constants, and the
-oracle says so.
+An oracle maps the operands' bits to the result's bits with Python's integers, see formats.py.
+It returns None where the result is a NaN whose bits are unspecified.
+Rules are those of the PTX ISA manual; where it is silent, the rule follows what NVIDIA's assembler
+makes of constants, and the oracle says so.
 """
 
 from typing import NamedTuple
