@@ -98,6 +98,7 @@ WRONG = {
                "query",
     "fade_inverted": "an exponent is above 0, as in exp2(larger - m): it is inf while m is -inf, "
                      "and inf times 0 is NaN; or the mask is the wrong way round",
+    "fade_scaled": "the fade is multiplied by scale: m and larger already contain it",
     "untransposed": "the keys are not transposed: tl.trans(keys)"}
 TF32 = {name: f'{what} in TF32, with 10 bits of fraction; input_precision="ieee" keeps fp32'
         for name, what in (("tf32", "both products are"), ("tf32_scores", "queries · keys is"))}
@@ -133,7 +134,8 @@ def by_tiles(q, k, v, causal, scale, BM, BN, wrong):
         total = weights.sum(-1)
         if wrong == "one_sum":
             total = of_all_queries(total, BM, np.sum)
-        fade = exp(larger - m if wrong == "fade_inverted" else m - larger)
+        fade = exp(larger - m if wrong == "fade_inverted" else
+                   (m - larger) * (scale * LOG2E if wrong == "fade_scaled" else 1))
         one = np.ones_like(fade)
         of_s, of_mixed = {
             "no_rescale": (one, one), "last_tile": (0 * fade, 0 * fade), "s_not_rescaled":

@@ -125,6 +125,9 @@ def test_registers_allowed(subject):
                    -(-each // 8) * 8: ("rounded_up", "the next multiple of 8 is already too many"),
                    min(255, 65_536 // threads // 8 * 8): (
                        "one_block", "an SM's registers are for all of its blocks"),
+                   min(255, each) // 8 * 8: (
+                       "limit_rounded", "255 is the limit of an instruction, not of the granule: "
+                       "round what the SM has, then take the smaller"),
                    each // 8 * 8: ("no_limit", "no instruction can name a register beyond 255")}
             name, sentence = why.get(got, ("other", "divide an SM's 65,536 registers among all "
                                                     "threads that are on it"))

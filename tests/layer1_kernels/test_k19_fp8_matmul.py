@@ -228,12 +228,18 @@ def test_DelayedScale_update(subject, agree, rng):
 
 def test_DelayedScale_update__zeros(subject):
     """Zeros leave no scale of 0, by which the next step would divide."""
-    first, got = updates(subject, 1, [np.zeros(5), np.ones(5)])
+    first, second, got = updates(subject, 3, [np.zeros(5), np.zeros(5), np.ones(5)])
     why = "nothing can be divided by 0"
     assert first == 1, mistake("first_step", f"the first scale is {first}, expected 1.0: no step "
                                "was before it", "no step was before it")
-    assert got == 1, mistake(
-        "zero_scale", f"after a step of zeros the scale is {got}, expected 1.0: {why}", why)
+    assert second == got == 1, mistake(
+        "zero_scale", f"after steps of zeros the scales are {second} and {got}, expected 1.0: "
+        f"{why}", why)
+    why = "one step that is remembered is enough for a scale"
+    got = updates(subject, 1, [np.full(5, 4.48), np.ones(5)])[1]
+    assert abs(got - 0.01) < 1e-6, mistake(
+        "one_step", f"DelayedScale(1).update, after a step whose largest |x| is 4.48: the scale is "
+        f"{got:g}, expected 0.01: {why}", why)
 
 
 # ---- the product

@@ -159,11 +159,11 @@ def test_nearest__hard(subject, agree, rng):
 
 
 def bytes_of(codes, low, top, most_first=False, offset=None, radix=None, zeros_first=False,
-             power=1):
+             power=1, fill=0):
     """The bytes of codes, uint8. offset: what makes a code a digit    power: of the radix"""
     n, own = in_a_byte(low, top)
     digits = [int(q) + (-low if offset is None else offset) for q in codes.ravel()]
-    zeros = [0] * (-len(digits) % n)
+    zeros = [fill] * (-len(digits) % n)
     digits = zeros + digits if zeros_first else digits + zeros
     powers = [(radix or own) ** (i * power) for i in range(n)][::-1 if most_first else 1]
     return np.array([sum(d * p for d, p in zip(digits[i:i + n], powers, strict=True)) % 256
@@ -201,6 +201,8 @@ def right_bytes(subject, agree, codes, low, top, what):
                       book(radix=top - low + 1)),
         "zeros_first": ("the zeros that fill the last byte stand before the first code",
                         book(zeros_first=True)),
+        "padded_first": ("codes of 0 fill the last byte, and low is subtracted from them, too: a "
+                         "digit of 0 is not the code 0", book(fill=-low)),
         "top_added": ("top is added, but low should be subtracted: they differ where low is not "
                       "-top", book(offset=top))})
     assert got.dtype == torch.uint8, mistake(

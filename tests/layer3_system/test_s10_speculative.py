@@ -221,6 +221,9 @@ def wrong_blocks(*step):
                                *step, ratio=lambda p, q: (1 + 1e-12) * p / q if q else np.inf)),
         "accepts_often": ("guesses hold more often than p / q", decided(
             *step, ratio=lambda p, q: 1.25 * p / q if q else np.inf)),
+        "zero_share": ("a guess that p rules out is kept where u_accept is 0; it holds where u is "
+                       "below p / q, not where it is equal", decided(
+                           *step, ratio=lambda p, q: np.nextafter(p / q, np.inf) if q else np.inf)),
         "by_share": ("a guess holds with p, whatever q is", decided(*step, ratio=lambda p, q: p)),
         "upside_down": ("a guess holds with q / p: the model's own favourites are refused",
                         decided(*step, ratio=lambda p, q: q / p if p else np.inf)),

@@ -283,8 +283,8 @@ def check_loaded(what, name, page, before, after):
 
 def test_TieredPool_load(subject, rng):
     a, b, x = labels("a", 6), labels("b", 4), labels("x", 8)
-    check_load(subject, 6, 8, x[:3], [], [], x[:3])
     check_load(subject, 4, 2, x[:2], a[:4], [], [x[0]])
+    check_load(subject, 6, 8, x[:3], [], [], x[:3])
     check_load(subject, 4, 2, x[:2], a[:4], [], [x[1], x[0]])
     check_load(subject, 3, 1, x[:1], a[:3], [], [x[0], b"nowhere", x[0] + b"?"])
     check_load(subject, 3, 4, x[:2], [], a[:3], [x[0], x[1]])

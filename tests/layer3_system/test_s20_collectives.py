@@ -39,6 +39,20 @@ def sent(run, name, rank, numbers, messages):
         "the numbers are right, and more is sent than a piece in each round")
 
 
+def stays(subject, name, arguments, want):
+    """What comes out, an array a rank, has the dtype of what went in, and so all its digits."""
+    run = subject.ranks(name, arguments)
+    why = "the numbers keep their dtype: a new array has the default dtype unless one is given"
+    for r, right in enumerate(want):
+        got = run.results[r]
+        assert got.dtype == right.dtype and torch.equal(got, right), because(
+            "dtype", f"{name} of {str(right.dtype)[6:]}, n = {len(want)}: rank {r} has "
+            f"{got.tolist()} of {str(got.dtype)[6:]}, expected {right.tolist()}", why)
+
+
+DTYPES = (torch.bfloat16, torch.float64, torch.int64)
+
+
 # ---- exchange
 
 
@@ -139,6 +153,12 @@ def test_reduce_scatter__fractions(subject, rng, agree):
     agree(torch.cat(run.results), total, "float32", "reduce_scatter of fractions")
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_reduce_scatter__dtype(subject, dtype):
+    xs = [torch.tensor([1, 2, 2**25 + r], dtype=dtype) for r in range(2)]
+    stays(subject, "reduce_scatter", [(x,) for x in xs], pieces(sum(xs), 2))
+
+
 def of_gather(parts, r):
     """{id: (sentence, answer)} of wrong answers of rank r. parts: each rank's piece"""
     n = len(parts)
@@ -177,6 +197,12 @@ def test_all_gather__any_size(subject, rng, agree, n):
         for r in range(n):
             agree(run.results[r][i], torch.cat(parts), what=f"{words}: rank {r}")
             sent(run.during(case(i)), words, r, N - len(parts[(r + 1) % n]), messages=n - 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_all_gather__dtype(subject, dtype):
+    whole = torch.tensor([1, 2, 2**25 + 1], dtype=dtype)
+    stays(subject, "all_gather", [(piece.clone(), 3) for piece in pieces(whole, 2)], [whole] * 2)
 
 
 # ---- each to each

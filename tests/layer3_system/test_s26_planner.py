@@ -312,6 +312,7 @@ def second_rows(model, cluster, plan, batch):
         "right": but(),
         "bubble_of_step": but(bubble=(plan.pp - 1) / (plan.v * M + plan.pp - 1) * busy),
         "bubble_of_compute": but(bubble=bubble * compute / busy),
+        "bubble_of_sends": but(bubble=bubble * (busy + 2 * M * plan.v * hop) / busy),
         "bubble_in_one_piece": but(bubble=plan.v * bubble),
         "dp_every_time": but(dp=M * dp if plan.zero < 2 else dp),
         "dp_once": but(dp={2: gradients + weights, 3: gradients + 2 * weights}.get(plan.zero, dp)),
@@ -326,6 +327,7 @@ SECONDS_WHY = {
     "bubble_of_step": "(pp - 1) / (M + pp - 1) is the bubble's share of the whole step; of the "
                       "work it is (pp - 1) / M",
     "bubble_of_compute": "a stage that waits, waits through its neighbours' messages, too",
+    "bubble_of_sends": "the sends between stages are no part of what the bubble is a share of",
     "bubble_in_one_piece": "v pieces make the bubble v times shorter",
     "dp_every_time": "ZeRO 0 and 1 add gradients up at home, and send them once a step",
     "dp_once": "from ZeRO 2 on gradients leave, and with 3 weights come, in each micro-batch",
