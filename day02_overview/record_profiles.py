@@ -4,8 +4,7 @@ A core plays the device, with one thread.
 An operation on a CPU is over when its call returns, so a kernel's span is the time of the call.
 Only launch-bound needs a device of its own: a second process that takes operations out of a pipe,
 as a GPU takes them out of its queue.
-Of TRIES runs
-the shortest is kept: the one that other programs disturbed least.
+Of TRIES runs the shortest is kept: the one that other programs disturbed least.
 """
 
 import json

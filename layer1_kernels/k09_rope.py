@@ -170,9 +170,9 @@ def rope(q, k, cos, sin, positions):                # (T, H, D), (T, G, D), 2 ×
     """Rotate the heads of q and k in place by the angles of their tokens' positions; returns None.
 
     q, k: float32, float16 or bfloat16, on the CPU or on CUDA; computed in fp32.
-    They may be slices
-    of one array: tokens and heads may start any distance apart, a head is contiguous. cos, sin:
-    float32. positions: int64, from 0 to room - 1, not checked: a check would wait for the device.
+    They may be slices of one array: tokens and heads may start any distance apart, a head is
+    contiguous. cos, sin: float32. positions: int64, from 0 to room - 1, not checked: a check would
+    wait for the device.
     Any size may be 0. One launch, or one for each array where autograd records, since it allows one
     changed view at a time. q and k get gradients, cos and sin do not; a leaf that requires one is
     refused, as in every in-place operation of torch.

@@ -219,8 +219,8 @@ def write_kv(k, v, k_pages, v_pages, slots):
     each at most once. float32, float16 or bfloat16 on the CPU or on CUDA, any strides whose last
     is 1; T may be 0.
     ValueError or TypeError otherwise.
-    Slots beyond the pages raise an error on
-    the CPU only: on a GPU the check would have to wait for the device.
+    Slots beyond the pages raise an error on the CPU only: on a GPU the check would have to wait for
+    the device.
     """
     check_write("write_kv", k, v, k_pages, v_pages, slots)
     if k.numel():
@@ -302,8 +302,8 @@ def paged_attention(q, k_pages, v_pages, block_tables, cu_q, lens, scale):
     up to 128; H a multiple of G, at most 64 times.
     Any strides whose last is 1; T or B may be 0.
     ValueError or TypeError otherwise.
-    The contents of block_tables, cu_q and lens are checked on
-    the CPU only: on a GPU the check would have to wait for the device.
+    The contents of block_tables, cu_q and lens are checked on the CPU only: on a GPU the check
+    would have to wait for the device.
     """
     check("paged_attention", q, k_pages, v_pages, block_tables, cu_q, lens, scale)
     check_heads("paged_attention", q, k_pages)

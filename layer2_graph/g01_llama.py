@@ -104,8 +104,7 @@ def llama3_frequencies(frequencies, factor, low, high, original):
     frequencies: radians a token    original: tokens of the context that was first trained on
     A pair that makes `high` turns or more within it keeps its frequency.
     One that makes `low` turns or fewer has it divided by `factor`.
-    In between, the share of the old frequency is linear in the
-    turns: 0 at `low`, 1 at `high`.
+    In between, the share of the old frequency is linear in the turns: 0 at `low`, 1 at `high`.
     """
     # exercise: turns of each pair in the old context; share of the old frequency, 0 to 1; mix
     turns = original * frequencies / (2 * math.pi)

@@ -7,8 +7,7 @@ still run, in one launch
 
 What can be merged: matrices on the same x (stack their rows), a factor on each input (scale the
 columns), a factor and a shift on each output (scale the rows, add to the bias).
-Latent attention
-moves brackets: (q W) · c instead of q · (W c), so that no key is ever computed.
+Latent attention moves brackets: (q W) · c instead of q · (W c), so that no key is ever computed.
 """
 
 from collections.abc import Sequence

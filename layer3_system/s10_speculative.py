@@ -4,8 +4,8 @@ V: vocabulary   N: tokens of a text   S: slots of a page
 γ: guesses in a step   p_i, q_i: shares of the i-th new token, the model's and the draft's
 A step reads all weights, whether it computes one token or γ + 1. So γ guesses go along with the
 newest token, as if they were a prompt.
-Of them a step keeps those that hold, and adds one token of
-its own: 1 to γ + 1 tokens, and each has the distribution that it would have without guesses.
+Of them a step keeps those that hold, and adds one token of its own: 1 to γ + 1 tokens, and each has
+the distribution that it would have without guesses.
 Costs γ rows a step, refused or not; `accept` reads 2·γ·V numbers on the host.
 """
 

@@ -85,8 +85,7 @@ def ring_backward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, ups
     """Gradients of this rank's q, k and v, from that of its out.
 
     The keys and values go round a second time, and their gradients with them.
-    Those have to get
-    home, one rank further: each rank sends (4·W - 2)·n·G·D numbers.
+    Those have to get home, one rank further: each rank sends (4·W - 2)·n·G·D numbers.
     """
     r = dist.get_rank()
     W = dist.get_world_size()

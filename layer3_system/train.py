@@ -6,8 +6,7 @@ It stops after some minutes of the processor, keeps its state in .cache, and goe
 the next call: the losses are those of a training that never stopped.
 At the last step it writes its record.
 With --text it learns the first nine tenths of a file, and the rest is held out.
-Nothing
-ships: the small model's own weights come from layer2_graph/small/train.py.
+Nothing ships: the small model's own weights come from layer2_graph/small/train.py.
 """
 
 import argparse

@@ -3,8 +3,7 @@
 In a lesson's text a cell with interface="floor.module.NAME, floor.module.CLASS.METHOD as m.METHOD,
 floor.module.CLASS[FIELD FIELD]" becomes a block of Python to read, not to run.
 `as` gives what a learner writes; the fields are those that count, all if there are no brackets.
-A module may stand in
-a room of its floor: floor.room.module.NAME.
+A module may stand in a room of its floor: floor.room.module.NAME.
 """
 
 import ast

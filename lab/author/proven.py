@@ -1,8 +1,8 @@
 """The record of full proofs, proofs/<floor>.json: a row for each lesson that `lab verify` proved.
 
 A row holds for the lesson's own files as they were then.
-The machinery's sources are not in its
-digest: the landing proof's sample and the full proof hold those.
+The machinery's sources are not in its digest: the landing proof's sample and the full proof hold
+those.
 
 proofs/seconds.json says how long each file of tests and each notebook took in the last full proof.
 """

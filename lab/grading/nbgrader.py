@@ -6,8 +6,8 @@
 nbgrader is not needed to make it.
 It runs a learner's notebook, and with it the learner's code, in the process that awards the points;
 `lab grade` does not.
-Schema 3 of nbgrader's metadata of
-cells: https://nbgrader.readthedocs.io/en/stable/contributor_guide/metadata.html
+Schema 3 of nbgrader's metadata of cells:
+https://nbgrader.readthedocs.io/en/stable/contributor_guide/metadata.html
 """
 
 from pathlib import Path

@@ -67,8 +67,8 @@ def reference_fixture(request):
 def truth(request):
     """truth(function): data that a test makes in this process with the lesson's own answers, such
     as launches counted in the course's model.
-    Where an edition lacks those, the data from when it
-    was made: a test asks for the same data in the same order, be the answer right or wrong."""
+    Where an edition lacks those, the data from when it was made: a test asks for the same data
+    in the same order, be the answer right or wrong."""
     lesson, _, place = under_test(request)
     if lesson.answered:
         return lambda function: place.truth(request.node, function())

@@ -1,9 +1,8 @@
 """How long an answer may take: counted by what the code under test does, not by the clock alone.
 
 A busy machine, a fork bomb beside it or a stall of the host makes a right answer late.
-So the time
-is counted in slices: one in which the code waits counts whole, any other one with the CPU time that
-the code got in it.
+So the time is counted in slices: one in which the code waits counts whole, any other one with the
+CPU time that the code got in it.
 An endless loop that has a core to itself, and a sleep, end at the limit.
 Where a fork bomb keeps the grader itself from looking, a slice lasts longer, and counts for more.
 """

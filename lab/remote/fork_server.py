@@ -6,9 +6,8 @@ A child talks over the connection that asked for it; when either side hangs up, 
 child and all that it started, before its number is free.
 
 A server may serve many processes, one after another (servers.py).
-An answer cannot change what the
-others get: the server reads nothing that a client sends, the fork does, which then has the request
-alone.
+An answer cannot change what the others get: the server reads nothing that a client sends, the fork
+does, which then has the request alone.
 All that a client can do is to have forks made, of the same modules and the same user, and it could
 start those itself.
 Others than that user cannot reach the socket.

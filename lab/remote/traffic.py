@@ -3,8 +3,7 @@
 A message counts as it is sent.
 A library's collective counts as the ring does it, in the pieces of
 `torch.tensor_split`: o04's `sent_by` where the pieces are equal.
-What a library really does may
-differ: NCCL has trees for small arrays, gloo halves and doubles.
+What a library really does may differ: NCCL has trees for small arrays, gloo halves and doubles.
 """
 
 MESSAGES = ("send", "recv")

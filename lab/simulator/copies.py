@@ -10,8 +10,7 @@ So a read that nothing orders against a write of the same program is recorded he
 that reads.
 Once the blocks have ended it is known which threads have stored something that depends on such a
 read; those are reported.
-Lanes of one warp are left out where the read comes
-first: Triton keeps a warp together.
+Lanes of one warp are left out where the read comes first: Triton keeps a warp together.
 """
 
 from collections import deque

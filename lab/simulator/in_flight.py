@@ -1,8 +1,7 @@
 """Shared memory that a cp.async is still filling.
 
 From its start to the wait for it, a copy may write at any time.
-Until then no thread may touch the
-place: a read could find old or new bytes.
+Until then no thread may touch the place: a read could find old or new bytes.
 """
 
 import numpy as np

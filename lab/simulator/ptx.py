@@ -7,8 +7,8 @@ Terms are those of the PTX ISA manual.
 
 Scopes: `{ .reg .b16 low; ... }` declares a register for the block only, and the next block may
 declare the same name with another type.
-Each declaration therefore gets a name of its own, and so
-does each label: inline PTX with a loop is inlined many times.
+Each declaration therefore gets a name of its own, and so does each label: inline PTX with a loop is
+inlined many times.
 """
 
 import re

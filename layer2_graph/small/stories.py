@@ -6,9 +6,8 @@ There are 12,257 productions of 2,846 symbols, all different, but only 4,895 tex
 written for several symbols.
 The productions of a symbol are in a random order, the same in each run, and the one of rank r is
 taken with a weight of 1/r (Zipf).
-The grammar
-has a memory: who, where and what are chosen once a story, so a name or a thing in the first
-sentence decides words in the last, and what helps depends on what went wrong.
+The grammar has a memory: who, where and what are chosen once a story, so a name or a thing in the
+first sentence decides words in the last, and what helps depends on what went wrong.
 """
 
 import re

@@ -2,8 +2,7 @@
 
 The small model serves on a port of this machine; conversation.md has the questions and answers.
 Names of answers and times of day are left out, for they differ each time.
-A stream's events are
-joined: how many there are depends on how fast the client reads.
+A stream's events are joined: how many there are depends on how fast the client reads.
 """
 
 import json

@@ -103,8 +103,8 @@ def read_state(files: Files, step: int, rank: int, size: int, count: int) -> dic
     count: numbers of the whole model.
     ValueError where the checkpoint is of another model.
     Each number is the one that was saved.
-    A rank that has no shard of its own takes the generator
-    of another: with dropout, such a training is another from there on.
+    A rank that has no shard of its own takes the generator of another: with dropout, such a
+    training is another from there on.
     """
     W = len(read_manifest(files.read(manifest_name(step))).digests)
     read: dict[int, dict[str, Any]] = {}

@@ -3,8 +3,7 @@
 MEMORY: (requests, transactions, ideal, bytes) of each (space, operation).
 A transaction is a sector of 32 bytes in global and local memory, a wavefront in shared, a word in
 constant memory.
-A warp of
-32 floats is 128 bytes: 4 sectors.
+A warp of 32 floats is 128 bytes: 4 sectors.
 """
 
 import re
