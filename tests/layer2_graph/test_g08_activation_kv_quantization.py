@@ -370,6 +370,8 @@ def test_smooth(subject, agree, rng, alpha):
                          norm / s(every, 1, 1)),
         "same_exponent": ("|w| has the exponent alpha, too, not 1 - alpha",
                           norm / s(every, alpha, alpha)),
+        "mean_of_matrices": ("the mean of the matrices' largest |w| is used, not the largest",
+                             norm / s(np.mean([np.abs(w).max(0) for w in matrices], 0))),
         "mean": ("the mean |w| is used, not the largest", norm / s(np.abs(whole).mean(0)))})
     for i, (w, got) in enumerate(zip(matrices, several, strict=True)):
         agree(got, w * own, "float32", f"{what}, matrix {i}",

@@ -185,10 +185,18 @@ def test_merge_parts(subject, rng, agree):
 
 
 def test_merge_parts__large(subject, rng, agree):
-    """Scores of some hundred, at which exp in float64 overflows."""
+    """Scores of some hundred: exp in float64 is infinite, or 0."""
     want, one, two = parts(rng, 1)
-    raised = [(out, lse + 720) for out, lse in (want, one, two)]
-    check_merge(subject, agree, "lse about 720", *raised)
+    for far in (720, -760):
+        raised = [(out, lse + far) for out, lse in (want, one, two)]
+        got = subject.merge_parts(*(torch.from_numpy(x) for part in raised[1:] for x in part))
+        for name, value, right in zip(("out", "lse"), got, raised[0], strict=True):
+            value = np.asarray(value)
+            assert np.allclose(value, right, rtol=1e-9, equal_nan=True), because(
+                "overflow", f"merge_parts, lse about {far}: {name} begins with "
+                f"{value.flat[0]:g}, expected {right.flat[0]:g}", f"exp({far}) is "
+                f"{'infinite' if far > 0 else '0'}: subtract one lse from the other before exp")
+        check_merge(subject, agree, f"lse about {far}", *raised)
 
 
 def test_merge_parts__nothing_yet(subject, rng, agree):
