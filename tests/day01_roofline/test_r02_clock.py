@@ -243,6 +243,10 @@ def test_take_turns(subject, agree, rng, names, rounds):
                            [[timer() for _ in range(rounds)] for timer in timers]),
               "same_order": ("every round has the same order",
                              table(lambda number, names: names)),
+              "stays_reversed": ("the list that was reversed for one round stays so for the next: "
+                                 "the orders are there, back, back, there",
+                                 table(lambda number, names: there_and_back(
+                                     (number + 1) // 2, names))),
               "rotated": ("the order is rotated by one in each round; it should be reversed in "
                           "every second round", table(rotated)),
               "names_swapped": ("in the reversed rounds the seconds are stored under the wrong "

@@ -272,6 +272,14 @@ def test_reshard_plan(subject, shape):
             check_plan(subject, shape, "fsdp", target, W)
 
 
+@pytest.mark.parametrize("shape", [(5, 2), (2, 5)], ids=str)
+def test_reshard_plan__few(subject, shape):
+    """Fewer rows or columns than ranks, and layouts that stay as they are."""
+    for source in ("fsdp", "columns", "rows"):
+        for target in ("columns", "rows", "all"):
+            check_plan(subject, shape, source, target, 4)
+
+
 def test_reshard_plan__unseen(subject, rng):
     for _ in range(6):
         shape = tuple(rng.integers(1, 40, 2).tolist())
