@@ -72,7 +72,8 @@ def attainable(intensity, peak, bandwidth):
 
 
 def bound(flops, moved, peak, bandwidth):
-    """Which roof limits a kernel: "compute" or "memory". Exactly on the ridge: "compute".
+    """Which roof limits a kernel: "compute" or "memory".
+    Exactly on the ridge: "compute".
 
     flops: operations    moved: bytes    peak: FLOP/s    bandwidth: byte/s
     """

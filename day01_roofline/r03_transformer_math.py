@@ -78,8 +78,8 @@ def count_parameters(m):
 def count_flops(m, B, T, N):
     """{operation: FLOPs} of one step: T new tokens in each of B sequences, contexts of N tokens.
 
-    Keys: OPERATIONS. Count matrix products only. lm_head runs on the last token of each sequence,
-    tied or not.
+    Keys: OPERATIONS.
+    Count matrix products only. lm_head runs on the last token of each sequence, tied or not.
     """
     # exercise: each weight does a multiplication and an addition for every token
     flops = {name: m.L * B * T * 2 * n * k for name, (n, k) in layer_matrices(m).items()}
@@ -99,7 +99,8 @@ def count_bytes(m, B, T, N, itemsize):
     """{operation: (weights, activations, cache)}, the bytes that it moves in one step.
 
     Arguments as in count_flops.
-    Keys: OPERATIONS. Each operation is a kernel of its own; everything it needs travels once.
+    Keys: OPERATIONS.
+    Each operation is a kernel of its own; everything it needs travels once.
     """
     # exercise: weights once a step; activations for each new token; the cache of each sequence
     tokens = m.L * B * T * itemsize

@@ -85,7 +85,8 @@ def predict_floor():
 
 
 def time_by_floor(spans):
-    """{floor: ns} with the keys FLOORS. Each nanosecond counts once, for its innermost span.
+    """{floor: ns} with the keys FLOORS.
+    Each nanosecond counts once, for its innermost span.
 
     spans: [Span] in order of beginning, an outer span before those inside it.
     Two spans either nest or do not overlap; one may begin in the nanosecond in which another ends.

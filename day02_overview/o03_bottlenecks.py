@@ -70,7 +70,8 @@ def timeline(profile):
 
 
 def where_time_goes(profile):
-    """{what: seconds summed over the ranks}, for each of WHATS. They add up to ranks · wall."""
+    """{what: seconds summed over the ranks}, for each of WHATS.
+    They add up to ranks · wall."""
     seconds = dict.fromkeys(WHATS, 0.0)
     for lane in timeline(profile):
         for start, end, what in lane:
@@ -88,11 +89,13 @@ def least_seconds(span, peak, bandwidth):
 
 
 def diagnose(profile):
-    """(floor, cause), with the floor from CAUSES. The first rule that holds:
+    """(floor, cause), with the floor from CAUSES.
+    The first rule that holds:
 
     1. The ranks are busy for less than BUSY of their time: the cause of the largest loss (input:
        starved, host: launch-bound, rank: imbalanced, wire: communication-bound).
-       In a tie, the first in WHATS. Time without any span counts as host.
+       In a tie, the first in WHATS.
+       Time without any span counts as host.
     2. The sum of the kernels' least seconds is below FAR of the busy seconds: far from its roof.
     3. At the roofs, all kernels' bytes together take longer than all their FLOPs, and at least half
        of these bytes are weights (unbatched) or lie between kernels (unfused).

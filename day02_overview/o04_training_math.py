@@ -147,8 +147,8 @@ def rounds(way, m, W):
 
 
 def predict_cheapest_way():
-    """Which sends fewer bytes per rank and step, "dp" or "tp"? Llama-3.1-8B, 8 ranks, 16-bit
-    numbers, sequences of 8,192 tokens.
+    """Which sends fewer bytes per rank and step, "dp" or "tp"?
+    Llama-3.1-8B, 8 ranks, 16-bit numbers, sequences of 8,192 tokens.
     Under dp each rank has one; under tp all ranks work on the same eight."""
     # exercise: 16 GB of gradients once, or hidden states of 65,536 tokens 4 · 32 times
     return "dp"

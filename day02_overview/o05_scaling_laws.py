@@ -218,7 +218,8 @@ def effective_parameters(N, experts):
     """The size of the dense model that is as good as one of size N with this many experts.
 
     N: parameters that one token uses (a dense model in which experts have replaced every second
-    MLP). Clark et al. 2022, equations 1, 2 and 11, with Table 3's constants for S-BASE:
+    MLP).
+    Clark et al. 2022, equations 1, 2 and 11, with Table 3's constants for S-BASE:
     log L = a log N + b log Ê + c log N log Ê + d, to base 10.
     """
     a, b, c, few, many = -0.082, -0.108, 0.009, 1.847, 314.478

@@ -25,8 +25,9 @@ UNREACHED = 255                 # ssh's own exit code
 def verdicts(place, lesson, candidate, names=None):
     """What forked.verdicts gives of the exercises whose speed counts, on another machine.
 
-    place: HOST or HOST:FOLDER. CourseError where none of the exercises is measured on a GPU, where
-    the machine cannot be reached, or has another version of the lesson.
+    place: HOST or HOST:FOLDER.
+    CourseError where none of the exercises is measured on a GPU, where the machine cannot be
+    reached, or has another version of the lesson.
     """
     chosen = [name for name in measured(lesson) if names is None or name in names]
     if not chosen:

@@ -28,7 +28,8 @@ BANKS = 32              # of shared memory, each of them 4 bytes wide
 
 
 def transpose_oracle(x):                            # (M, N) -> (N, M)
-    """NumPy. Nothing is computed, so every bit is unchanged."""
+    """NumPy.
+    Nothing is computed, so every bit is unchanged."""
     return np.array(x.T, order="C")
 
 

@@ -2,8 +2,9 @@
 
 a: (M, K)   w: (N, K), as a model stores a weight: outputs × inputs   c: (M, N)
 BM BN: a block's tile of c   TM TN: a thread's tile of c   BK: k fetched in one step
-2·M·N·K FLOPs. A block fetches the sides of its tile, with 128 x 128 in fp32 a byte for 32 FLOPs. A
-thread reads the sides of its own tile from shared memory.
+2·M·N·K FLOPs.
+A block fetches the sides of its tile, with 128 x 128 in fp32 a byte for 32 FLOPs.
+A thread reads the sides of its own tile from shared memory.
 """
 
 from pathlib import Path

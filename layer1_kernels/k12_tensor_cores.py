@@ -99,8 +99,8 @@ def matmul_persistent_triton(a, w, c, M, N, K, BM: tl.constexpr, BN: tl.constexp
                              GROUP: tl.constexpr):
     """At most as many programs as run at once: of P, program i computes tiles i, i + P, i + 2·P ...
 
-    a, w, c: descriptors with tiles (BM, BK), (BN, BK) and (BM, BN). They hold the sizes of the
-    arrays: beyond the end a tile loads zeros and stores nothing.
+    a, w, c: descriptors with tiles (BM, BK), (BN, BK) and (BM, BN).
+    They hold the sizes of the arrays: beyond the end a tile loads zeros and stores nothing.
     """
     rows, columns = tl.cdiv(M, BM), tl.cdiv(N, BN)
     # flatten makes one loop of the two, so that the next tile can be loaded during this store

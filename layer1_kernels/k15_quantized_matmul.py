@@ -7,8 +7,10 @@ One token: 2 FLOPs per weight.
 Memory is the limit, so fewer bits take less time.
 From a few hundred tokens on, arithmetic is the limit, and fewer bits save nothing.
 
-Packed int8: q as it is, (N, K). Packed int4: two in a byte, (N, K/2), stored as q + 8. Byte i of a
-group holds weight i of the group in its low 4 bits and weight i + group/2 in its high 4.
+Packed int8: q as it is, (N, K).
+Packed int4: two in a byte, (N, K/2), stored as q + 8.
+Byte i of a group holds weight i of the group in its low 4 bits and weight i + group/2 in its high
+4.
 """
 
 from pathlib import Path
@@ -121,7 +123,8 @@ def quantized_matmul_oracle(x, packed, scales, bits, group):    # (T, K), … ->
 def largest_group(w, bits, limit):                  # (N, K) -> int or None
     """The largest of the groups 1024, 512, … 16 whose error is `limit` or less, or None.
 
-    error: sqrt(sum of (dequantised - w)² / sum of w²). K: a multiple of 1024
+    error: sqrt(sum of (dequantised - w)² / sum of w²).
+    K: a multiple of 1024
     """
     # exercise: try one group after the other with relative_error, the largest first
     for group in (1024, 512, 256, 128, 64, 32, 16):

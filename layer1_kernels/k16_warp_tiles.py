@@ -2,7 +2,8 @@
 
 a: (M, K)   w: (N, K), as a model keeps a weight: numbers out, numbers in   c: (M, N)
 BM BN: tile of c of a block   WM WN: of a warp   TM TN: of a thread   BK: k fetched at a time
-2·M·N·K FLOPs. For one k a warp wants WM + WN numbers of shared memory for WM·WN multiplications.
+2·M·N·K FLOPs.
+For one k a warp wants WM + WN numbers of shared memory for WM·WN multiplications.
 A block that loads the next tiles while it multiplies these needs registers for them.
 """
 

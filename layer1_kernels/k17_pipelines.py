@@ -2,8 +2,9 @@
 
 a: (M, K)   w: (N, K), as a model keeps a weight: numbers out, numbers in   c: (M, N)
 STAGES: tiles of a and of w that a block holds, 64 x 64 numbers of fp16 each: 16 KB for both
-2·M·N·K FLOPs. A block of four warps multiplies one pair of tiles while those of the next steps are
-being copied, so that copying costs time only where it takes longer than multiplying.
+2·M·N·K FLOPs.
+A block of four warps multiplies one pair of tiles while those of the next steps are being copied,
+so that copying costs time only where it takes longer than multiplying.
 """
 
 from pathlib import Path

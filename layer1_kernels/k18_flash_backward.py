@@ -6,7 +6,8 @@ grad_out, grad_lse: the upstream gradients dO and dlse, of a loss by out and by 
 P = exp(S - lse), the weights   dP = dO · vᵀ   delta = sum over D of dO · out, less dlse
 dS = P · (dP - delta)   dv = Pᵀ · dO   dq = scale · dS · k   dk = scale · dSᵀ · q
 Least bytes: q, k, v, out, dO, lse read, dq, dk, dv written, each once; a tile costs some products
-of 2·BM·BN·D FLOPs. Arithmetic decides, as in k13.
+of 2·BM·BN·D FLOPs.
+Arithmetic decides, as in k13.
 The formulas are those of Dao and others, "FlashAttention", 2022, appendix B. Two passes, which
 share no sum, give the same bits every time.
 """

@@ -210,8 +210,9 @@ def sort_slots(experts, E):                         # (T, k) -> (R,), (E + 1,)
 
     experts: int32 or int64, from 0 to E - 1, any strides, on the CPU or on CUDA; T or k may be 0.
     E: at most 1024.
-    Another number among the experts is a ValueError on the CPU. On a device it is not looked for,
-    since the host would have to wait, and the result is undefined.
+    Another number among the experts is a ValueError on the CPU.
+    On a device it is not looked for, since the host would have to wait, and the result is
+    undefined.
     """
     check_experts("sort_slots", experts, E)
     flat = experts.reshape(-1).to(torch.int32)      # (R,)

@@ -105,7 +105,8 @@ def attend_contiguous(q, keys, values, batch, ops, scale):
     q: queries of the new tokens, one sequence after another
     batch: the [SequenceRun] of all sequences, in order
     ops.flash_attention(q, k, v, causal, scale) -> (out, lse) takes sequences of equal length, so
-    one call takes a whole run: q (B, T, H, D), k and v (B, N, G, D). With T = 0 it gives no rows.
+    one call takes a whole run: q (B, T, H, D), k and v (B, N, G, D).
+    With T = 0 it gives no rows.
     """
     # exercise: for each run, its rows of q, and the filled slots of its sequences
     mixed = []

@@ -143,8 +143,8 @@ def register_write(name: str, kernel: Callable) -> Callable:
 def fusions(text: str) -> dict[str, int]:
     """{kind: count} of the fusions that a run of an XLA module launches.
 
-    text: its optimised HLO. ENTRY { … } runs, an instruction a line; other computations are called
-    by those lines.
+    text: its optimised HLO.
+    ENTRY { … } runs, an instruction a line; other computations are called by those lines.
     A fusion's line has ` fusion(` and later `kind=kLoop` or the like.
     """
     if not re.search(r"^ENTRY ", text, re.M):

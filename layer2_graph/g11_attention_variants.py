@@ -3,8 +3,8 @@
 T: new tokens   N: a context, new tokens included   C: model width   L: layers
 H: query heads   G: key and value heads   D: head width   P: pages   S: slots of a page
 R: width of a latent   E: width of a key's rotated part   W: window   A: sinks, the first tokens
-A token and layer keep 2·H·D numbers (MHA), 2·G·D (GQA), 2·D (MQA) or R + E (MLA). A window keeps
-those of W + A tokens, however long the context.
+A token and layer keep 2·H·D numbers (MHA), 2·G·D (GQA), 2·D (MQA) or R + E (MLA).
+A window keeps those of W + A tokens, however long the context.
 A decode step reads what is kept, once.
 """
 
@@ -63,7 +63,8 @@ def cache_numbers(kind: str, H: int, G: int, D: int, R: int, E: int, N: int, W: 
 def pool_heads(weight: Tensor, H: int, G: int) -> Tensor:           # (H·D, C) -> (G·D, C)
     """The matrix of G key (or value) heads that are the means of groups of neighbours among H.
 
-    Query head h looks at key head h // (H // G). Source: "GQA", Ainslie and others, 2023.
+    Query head h looks at key head h // (H // G).
+    Source: "GQA", Ainslie and others, 2023.
     ValueError unless H is a multiple of G, and the rows one of H.
     """
     if not 0 < G <= H or H % G or len(weight) % H:

@@ -152,7 +152,8 @@ class MoELayer(NamedTuple):
 
 
 class MoELlama(Llama):
-    """A Llama whose layers have experts: Mixtral, Qwen3-MoE. Some layers may have one MLP."""
+    """A Llama whose layers have experts: Mixtral, Qwen3-MoE.
+    Some layers may have one MLP."""
 
     def pick(self, weights: dict[str, Tensor],              # type: ignore[override]
              prefix: str) -> Layer | MoELayer:

@@ -56,7 +56,8 @@ class LinearLayer(NamedTuple):
 
 
 def short_convolution(x: Tensor, filters: Tensor) -> Tensor:    # (…, W - 1 + T, X), (X, W)
-    """SiLU of each channel's sum over the last W tokens: (…, T, X). The last tap is the newest."""
+    """SiLU of each channel's sum over the last W tokens: (…, T, X).
+    The last tap is the newest."""
     windows = x.unfold(-2, filters.shape[1], 1)                     # (…, T, X, W)
     return silu((windows * filters).sum(-1))
 

@@ -294,7 +294,8 @@ def compile_regex(pattern: str) -> Automaton:
     r"""The automaton of the texts that a pattern matches as a whole.
 
     As in Python's re: characters, classes, . \d \w \s, * + ? {m,n}, | and parentheses. \d, \w and
-    \s are those of ASCII. PatternError says what is wrong or too large, and where.
+    \s are those of ASCII.
+    PatternError says what is wrong or too large, and where.
     """
     if len(pattern) > MAX_PATTERN:
         raise PatternError(f"expected at most {MAX_PATTERN} characters, found {len(pattern)}")

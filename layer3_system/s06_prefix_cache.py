@@ -48,8 +48,8 @@ def page_tokens(request: Request, i: int, S: int) -> tuple[int, ...]:
 def page_hash(parent: bytes, tokens: tuple[int, ...]) -> bytes:
     """The name of a full page: 32 bytes, from the name of the page before it and its own tokens.
 
-    A token is below 2⁶³. With SHA-256, two pages with one name hold the same text, even if an
-    attacker chose the tokens.
+    A token is below 2⁶³.
+    With SHA-256, two pages with one name hold the same text, even if an attacker chose the tokens.
     """
     # exercise: one SHA-256 of the parent's bytes followed by the tokens, 8 bytes each
     return sha256(parent + np.array(tokens, np.int64).tobytes()).digest()

@@ -257,9 +257,9 @@ class Bridge:
         """ApiError if there is no room for `count` more answers.
 
         At most engine.scheduler.max_seqs answers run and self.limits.queue wait.
-        If count alone exceeds their sum: 400, with field="prompt". Otherwise 429 with the header
-        Retry-After: the seconds until enough answers will have ended, rounded up, from 1 to 60, as
-        a string.
+        If count alone exceeds their sum: 400, with field="prompt".
+        Otherwise 429 with the header Retry-After: the seconds until enough answers will have ended,
+        rounded up, from 1 to 60, as a string.
         self.ends: times at which recent answers ended, oldest first.
         If it is empty, assume 1 s an answer.
         Nothing is changed: `submit` adds to self.taken afterwards.

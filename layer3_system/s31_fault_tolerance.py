@@ -80,8 +80,8 @@ def commit(files: Files, group: Group, step: int, data: bytes) -> None:
 
     When it returns on any rank, the checkpoint is there whatever happens.
     Whenever it is stopped before that, the manifest's name is not there or the checkpoint is whole.
-    `sync` keeps a new file's first name, as on ext4 and XFS. POSIX does not promise that: to be
-    portable, sync the folder before the rename as well.
+    `sync` keeps a new file's first name, as on ext4 and XFS.
+    POSIX does not promise that: to be portable, sync the folder before the rename as well.
     """
     # exercise: a shard that is on the disk; then one rank makes the manifest; no rank leaves early
     shard = shard_name(step, group.rank)

@@ -31,7 +31,8 @@ DECIDING = 2**32        # of the numbers of a place: added to its position, for 
 
 def shares_of(z: torch.Tensor, request: Request) -> np.ndarray | None:      # (V,) -> (V,) float64
     """The shares that a request's next token is drawn with, from scores after penalties: after its
-    temperature, top_k and top_p. None if they are not finite."""
+    temperature, top_k and top_p.
+    None if they are not finite."""
     row = z.double().cpu().numpy()
     if not np.isfinite(row.max()):
         return None

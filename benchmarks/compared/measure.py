@@ -1,4 +1,5 @@
-"""One kernel on one tool, in a process of its own: python measure.py TOOL KERNEL. Prints JSON:
+"""One kernel on one tool, in a process of its own: python measure.py TOOL KERNEL.
+Prints JSON:
 
 equal      whether the result is the expected one; null if the tool computes none
 refusal    what the tool says as it refuses, or null

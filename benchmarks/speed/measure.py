@@ -1,4 +1,5 @@
-"""One measurement, in a process of its own: python measure.py JOB SIDE. Prints it as JSON.
+"""One measurement, in a process of its own: python measure.py JOB SIDE.
+Prints it as JSON.
 
 SIDE   simulator     ours with its checks, as a learner meets it
        unchecked     ours without checks, which the other two do not have either

@@ -9,7 +9,8 @@ import triton.language as tl
 
 @triton.jit
 def matmul(a, b, c, N, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr):
-    """c = a · b: (N, N), (N, N) -> (N, N). One program per tile, in groups of GROUP tile rows."""
+    """c = a · b: (N, N), (N, N) -> (N, N).
+    One program per tile, in groups of GROUP tile rows."""
     tiles = tl.cdiv(N, BN)
     group = tl.program_id(0) // (GROUP * tiles)
     place = tl.program_id(0) % (GROUP * tiles)
@@ -32,7 +33,8 @@ def matmul(a, b, c, N, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GRO
 
 @triton.jit
 def softmax(x, y, C, BLOCK: tl.constexpr):
-    """(R, C) -> (R, C). One program per row."""
+    """(R, C) -> (R, C).
+    One program per row."""
     r, c = tl.program_id(0), tl.arange(0, BLOCK)
     row = tl.load(x + r * C + c, mask=c < C, other=-float("inf"))
     e = tl.exp(row - tl.max(row, 0))
@@ -41,8 +43,8 @@ def softmax(x, y, C, BLOCK: tl.constexpr):
 
 @triton.jit
 def attention(q, k, v, o, N, scale, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
-    """softmax(q · kᵀ · scale) · v, four times (H, N, D); N a multiple of BM and BN. One program
-    per BM queries of a head; softmax online, in powers of two."""
+    """softmax(q · kᵀ · scale) · v, four times (H, N, D); N a multiple of BM and BN.
+    One program per BM queries of a head; softmax online, in powers of two."""
     head = tl.program_id(1) * N * D
     m, d = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, D)
     at = head + tl.arange(0, BN)[:, None] * D + d[None, :]          # (BN, D)

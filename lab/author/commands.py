@@ -14,8 +14,8 @@ OnlyCheck = Annotated[bool, typer.Option("--check", help="say what is stale; wri
 
 
 def bench(lesson: LessonWord = None, as_json: Json = False, on: OnHost = None):
-    """Measure the lessons' kernels on this machine's GPU. The results go into
-    benchmarks/<device>.json.
+    """Measure the lessons' kernels on this machine's GPU.
+    The results go into benchmarks/<device>.json.
     Without a GPU, what is meant for a CPU is measured and nothing is recorded.
     With --on, the GPU of HOST is measured, and nothing is recorded here."""
     from lab import device

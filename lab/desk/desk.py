@@ -215,8 +215,8 @@ class Desk:
         """Splice a notebook cell into the desk's file: the file is what is graded.
 
         CourseError if the exercise in the file, or a helper, is no longer what the notebook last
-        wrote there: then `take` says which of the two to go on with, "cell" or "file". The other
-        is kept.
+        wrote there: then `take` says which of the two to go on with, "cell" or "file".
+        The other is kept.
         """
         language = exercise.language
         state = self.state()

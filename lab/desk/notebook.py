@@ -110,7 +110,8 @@ class NotebookLesson:
         return Result(verdicts, source, "; ".join(notes), self.first_guess(exercise))
 
     def unrecorded(self, candidate, verdicts):
-        """Record verdicts on the desk: why that failed, else "". The learner sees them anyhow."""
+        """Record verdicts on the desk: why that failed, else "".
+        The learner sees them anyhow."""
         try:
             if self.desk:
                 self.desk.record(self.lesson, candidate, verdicts)

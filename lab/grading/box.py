@@ -149,8 +149,8 @@ class Box:
 def draw_users(jobs):
     """A user for each job of a grading process, drawn from thousands: the kernel counts processes
     by user, and a fork bomb in one run must not use up those of a run beside it.
-    Drawn, since a process in another container may have the same process ID. Two runs of four jobs
-    share a user once in 600.
+    Drawn, since a process in another container may have the same process ID.
+    Two runs of four jobs share a user once in 600.
     A user who has a process already is left out."""
     first, end = USERS
     start = secrets.randbelow(end - first)

@@ -69,8 +69,8 @@ def needed_floors(lesson):
 @functools.cache
 def imported(text):
     """The files of floors and tests that a text imports, or that it names in a text of its own, as
-    tests name what they have called ("floor.module", "floor.module:name"). The floors' tables of
-    contents are not among them."""
+    tests name what they have called ("floor.module", "floor.module:name").
+    The floors' tables of contents are not among them."""
     names = {f"{module}.{name}" for module, name in imported_names(text)}
     names |= {part.split()[0] for row in IMPORT.findall(text)
               for part in COMMENT.sub("", row).split(",") if part.strip()}

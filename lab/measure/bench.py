@@ -55,8 +55,8 @@ def judge(rows, wanted):
 
 
 def here():
-    """The function that measures on this machine: its GPU or, without one, its CPU. That takes
-    another function, since the simulator's time says nothing."""
+    """The function that measures on this machine: its GPU or, without one, its CPU.
+    That takes another function, since the simulator's time says nothing."""
     return "bench_cpu" if device.gpu() is None else "bench"
 
 

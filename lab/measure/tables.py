@@ -1,8 +1,8 @@
 """What was measured on GPUs, as tables: from benchmarks/<device>.json, see lab/measure/records.py.
 
 A lesson takes part if its bench file has a function bench(); its text shows the table where it says
-<!-- lab:measured -->. What no record has is "not measured". Targets are judged again, so a record
-need not know those of today.
+<!-- lab:measured -->. What no record has is "not measured".
+Targets are judged again, so a record need not know those of today.
 """
 
 import json

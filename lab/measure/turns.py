@@ -19,7 +19,8 @@ def prepare(path):
 
 @contextmanager
 def alone():
-    """Inside, no other bench of the same run uses the GPU. A bench by itself does not wait."""
+    """Inside, no other bench of the same run uses the GPU.
+    A bench by itself does not wait."""
     for lock in LOCKS:
         fcntl.flock(lock, fcntl.LOCK_UN)        # two that both kept it would wait for ever
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -13,8 +13,8 @@ wavefront  one pass through the 32 banks of shared memory, 4 bytes wide each.
 word       of constant memory, which serves one address at a time: all lanes at one is the ideal
 distinct   bytes of a request, each counted once: lanes that read the same element share it
 
-Lanes whose atomics hit one word take turns on a GPU. These turns are not counted: how far the
-hardware merges them is not documented.
+Lanes whose atomics hit one word take turns on a GPU.
+These turns are not counted: how far the hardware merges them is not documented.
 
 Local memory lies in global memory, dealt out so that word i of all lanes of a warp is one piece
 of 128 bytes (CUDA Programming Guide, "Local Memory"): lanes that agree on i touch 4 sectors.

@@ -133,7 +133,8 @@ class RawModule:
         return self.debug_ptx
 
     def lowered(self, name):
-        """A kernel's name in the PTX. The compiler gives it for the names it was asked about."""
+        """A kernel's name in the PTX.
+        The compiler gives it for the names it was asked about."""
         if name in self.compiled.names or name in self.ptx.functions:
             return self.compiled.names.get(name, name)
         like = [n for n, f in self.ptx.functions.items() if f.is_kernel and plain_name(n) == name]

@@ -1,8 +1,8 @@
 """PTX text to a table of instructions.
 
-PTX is the assembly language that the compilers emit and the driver translates for a GPU. A module
-holds functions (`.entry` for kernels, `.func` for device functions) and variables in the state
-spaces .global, .const and .shared.
+PTX is the assembly language that the compilers emit and the driver translates for a GPU.
+A module holds functions (`.entry` for kernels, `.func` for device functions) and variables in the
+state spaces .global, .const and .shared.
 Terms are those of the PTX ISA manual.
 
 Scopes: `{ .reg .b16 low; ... }` declares a register for the block only, and the next block may

@@ -109,9 +109,10 @@ def check_grid(name, *grid):
 # ---- arguments
 
 def flatten(name, kind, value):
-    """One Python argument -> (Parameter, value) of each parameter in PTX. What Triton calls a
-    constexpr has become part of the code; a tuple is one parameter for each member; a tensor
-    descriptor is its base, shape and strides, and these two again, as Triton's own launcher has it.
+    """One Python argument -> (Parameter, value) of each parameter in PTX.
+    What Triton calls a constexpr has become part of the code; a tuple is one parameter for each
+    member; a tensor descriptor is its base, shape and strides, and these two again, as Triton's
+    own launcher has it.
     """
     if kind == "constexpr":
         return

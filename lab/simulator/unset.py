@@ -8,10 +8,10 @@ The registers of a function that may be read before they are written are followe
 That finds what the compiler has left in the code.
 It warns by itself of a use that no path avoids.
 
-What it has folded away is there in the code that it makes for a debugger (-G). Where the source has
-a declaration without a value, and that code may read a variable too early, a rehearsal runs it,
-once for each grid and block: the first and the last block, on copies of the memory, for a limited
-time.
+What it has folded away is there in the code that it makes for a debugger (-G).
+Where the source has a declaration without a value, and that code may read a variable too early, a
+rehearsal runs it, once for each grid and block: the first and the last block, on copies of the
+memory, for a limited time.
 It only answers whether such a value is used; whatever else happens in it, the launch itself will
 tell.
 Whether the code may read too early is not followed into functions that are given a variable's

@@ -66,8 +66,8 @@ class HostMemory:
 
 
 def memory_of(variable, segments):
-    """The bytes of a .global or .const variable of the PTX. `segments` keeps them between launches,
-    since such a variable outlives a kernel.
+    """The bytes of a .global or .const variable of the PTX.
+    `segments` keeps them between launches, since such a variable outlives a kernel.
     Initial addresses come with a launch, see run.py."""
     if variable.name not in segments:
         segments[variable.name] = np.zeros(max(variable.size, 1), np.uint8)

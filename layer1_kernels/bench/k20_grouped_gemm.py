@@ -101,8 +101,8 @@ def rung(name, launches, waits, least, flops, changed):
 def shipped(N=2048, K=7168):
     """What grouped_gemm compiles for Hopper: {name: simulator.Hopper}.
 
-    Tiles of w come by the TMA. Rows of x are gathered, so they come by cp.async: the TMA's copies
-    take neighbouring rows.
+    Tiles of w come by the TMA.
+    Rows of x are gathered, so they come by cp.async: the TMA's copies take neighbouring rows.
     """
     kernels = {}
     for dtype, kind, tiles in ((torch.bfloat16, "bf16", ("gemm", "gemm", "dots")),

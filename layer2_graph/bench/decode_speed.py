@@ -1,8 +1,9 @@
 """How fast one text grows on a CPU, beside Hugging Face:  python -m layer2_graph.bench.decode_speed
 
 Each arm runs in a process of its own, and the arms take turns, so that a busy machine disturbs all.
-An arm reads PROMPT tokens and writes 1 + WARM + STEPS. The first comes from the prefill, the next
-WARM are not timed, and the median of the others is its decode step.
+An arm reads PROMPT tokens and writes 1 + WARM + STEPS.
+The first comes from the prefill, the next WARM are not timed, and the median of the others is its
+decode step.
 The prefill is timed on answers of one token, the first WARM of which do not count.
 The floor of a step is what it must read (the weights, and the keys and values of its context) at
 this machine's read rate in the same rounds.

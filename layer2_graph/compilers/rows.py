@@ -1,8 +1,8 @@
 """A row for each compiler: what it made of one layer, counted, and whether it is the same layer.
 
 Operations that launch are counted: of PyTorch by Launches, of inductor in the code that it wrote,
-of ONNX Runtime and OpenVINO in the graph that they run, of XLA in its ENTRY. Seconds are of this
-process and the processes that it started, on any core, for the first shape.
+of ONNX Runtime and OpenVINO in the graph that they run, of XLA in its ENTRY.
+Seconds are of this process and the processes that it started, on any core, for the first shape.
 """
 
 import os

@@ -11,9 +11,10 @@ One dot product after the other reads the weights in the order in which they lie
 ahead.
 
 Several tokens want their weights in tiles; if these lie in rows, PACKED_TOKENS tokens gain by
-oneDNN. For few tokens NumPy does the work between two matrices in leaner calls. kernels("torch")
-does the rest, and all that is not float32 on a CPU. Results differ from its results by rounding
-alone.
+oneDNN.
+For few tokens NumPy does the work between two matrices in leaner calls. kernels("torch") does the
+rest, and all that is not float32 on a CPU.
+Results differ from its results by rounding alone.
 """
 
 import time

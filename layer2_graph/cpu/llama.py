@@ -115,8 +115,9 @@ def attend(q: np.ndarray, k_pages: np.ndarray, v_pages: np.ndarray, parts: list[
 
 
 def decode(model: "CpuLlama", batch: Batch, cache: Cache) -> Tensor | None:  # (T, V)
-    """Scores of the next token of each sequence, in NumPy. None unless each sequence has one new
-    token, all is float32 on a CPU, `arrays` takes the model, and the step fits the cache."""
+    """Scores of the next token of each sequence, in NumPy.
+    None unless each sequence has one new token, all is float32 on a CPU, `arrays` takes the
+    model, and the step fits the cache."""
     m, T, (P, S, *each) = model.config, batch.tokens.shape[0], cache.k.shape[1:]
     layers = model.arrays(T)
     if (not 0 < T <= LEAN_TOKENS or batch.lens.shape[0] != T or None in layers

@@ -58,7 +58,8 @@ class Plan(NamedTuple):
         return kernels(self.table, self.desk)
 
     def read(self) -> tuple[Config, dict[str, Tensor]]:
-        """(Config, weights) of the whole model, on the CPU. ModelError if they cannot be read."""
+        """(Config, weights) of the whole model, on the CPU.
+        ModelError if they cannot be read."""
         config = read_config(self.folder, self.ignore)
         return config, read_weights(self.folder, config, getattr(torch, self.dtype))
 

@@ -5,8 +5,9 @@ from those of the step before.
 
 W: all ranks   writers: ranks 0 to W/2 - 1, with an engine   learners: the other ranks
 Nothing goes through a file.
-Answers travel as JSON. Weights travel from bands of rows, as learners keep them, to the layout of
-serving, by the plan of s32.
+Answers travel as JSON.
+Weights travel from bands of rows, as learners keep them, to the layout of serving, by the plan of
+s32.
 The loop is for two ranks: one writes, one learns.
 Weights are delivered between larger halves too, of at most one rank for each kv head.
 """

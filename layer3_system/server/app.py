@@ -39,8 +39,9 @@ STREAM_GRACE = 10              # seconds after its time limit that a slow reader
 
 
 async def read_body(request, limits, patience):
-    """The bytes of a request's JSON. ApiError 415 if it is not JSON, 413 if it is too large, 408 if
-    it takes too long, or if nothing comes for `patience` seconds."""
+    """The bytes of a request's JSON.
+    ApiError 415 if it is not JSON, 413 if it is too large, 408 if it takes too long, or if
+    nothing comes for `patience` seconds."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip()
     if kind.lower() != "application/json":
         raise ApiError(415, f"Content-Type: expected application/json, found {kind!r}")

@@ -153,7 +153,8 @@ def serve(
         = Limits.grace,
     desk: Annotated[Path | None, typer.Option(help="a desk other than work/")] = None,
 ):
-    """Serve a model with OpenAI's API. Ctrl-C or SIGTERM ends it, after the open answers."""
+    """Serve a model with OpenAI's API.
+    Ctrl-C or SIGTERM ends it, after the open answers."""
     if api_key == "":
         raise CourseError("--api-key: expected a key, found an empty text")
     with ending_quietly():

@@ -37,7 +37,8 @@ class CompletionRequest(NamedTuple):
 
 
 def read_fields(body: bytes) -> dict[str, Any]:
-    """The fields of a request's JSON. ApiError 400 if it is not an object."""
+    """The fields of a request's JSON.
+    ApiError 400 if it is not an object."""
     try:
         fields = json.loads(body.decode(), parse_constant=not_json)
     except UnicodeDecodeError as error:

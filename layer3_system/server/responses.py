@@ -10,7 +10,8 @@ LOWEST_LOGPROB = -9999.0         # JSON has no minus infinity; OpenAI writes thi
 
 
 class Responses:
-    """The answers of one Call as JSON. The subclasses hold what completions and chats do not share.
+    """The answers of one Call as JSON.
+    The subclasses hold what completions and chats do not share.
     """
 
     def __init__(self, call, model, request, tokenizer):

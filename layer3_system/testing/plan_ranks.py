@@ -105,7 +105,8 @@ def by_data(m: LlamaShape, plan: TrainingPlan, tokens: Tensor, targets: Tensor) 
 
 
 class TensorLayer(TrainLayer):
-    """This rank's heads, and its part of the MLP. Between matrices it has some of the tokens."""
+    """This rank's heads, and its part of the MLP.
+    Between matrices it has some of the tokens."""
 
     def forward(self, x: Tensor) -> Tensor:                 # (T / n, B, C) -> (T / n, B, C)
         x = x + self.band(self.norm, self.attention, x)

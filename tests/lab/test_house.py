@@ -470,7 +470,7 @@ def test_a_phrase_is_found(text, mended):
 
 
 # A sentence that ends, and another that begins on the same line.
-TWO_SENTENCES = re.compile(r"[a-z0-9`)\]]{2}[.?!] +[A-Z`]")
+TWO_SENTENCES = re.compile(r"[\w`)\]²³\"]{2}[.?!] +[A-Z`]")
 
 
 def crowded(text):

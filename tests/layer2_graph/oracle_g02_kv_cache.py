@@ -31,7 +31,8 @@ class Attention:
 
     def rows(self, begin=None, order=lambda i, B, T: i):
         """The row of q that each row of the result is made of, where run r takes its rows from
-        begin(runs before r, r) on, and number i of them at order(i, B, T). None: there is none."""
+        begin(runs before r, r) on, and number i of them at order(i, B, T).
+        None: there is none."""
         rows = []
         for n, (first, end, T, _) in enumerate(self.batch):
             start = len(rows) if begin is None else begin(self.batch[:n], (first, end, T))

@@ -55,7 +55,8 @@ def answers(engine):
 
 @pytest.fixture(scope="module")
 def on_a_cpu():
-    """The answers of a CPU. Those of a draft model are drawn in another way."""
+    """The answers of a CPU.
+    Those of a draft model are drawn in another way."""
     made = {}
     for name in ("plain", "draft model"):
         flags = setup(**FLAGS[name])

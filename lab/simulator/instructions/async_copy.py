@@ -3,7 +3,8 @@
 A lane's copies belong to the group that its next commit closes.
 The bytes appear in shared memory only when wait_group says that the group is done, or a wait on the
 mbarrier that was given to cp.async.mbarrier.arrive; so a kernel that forgets to wait reads old
-data, here as on a GPU. The race detector reports it (in_flight.py).
+data, here as on a GPU.
+The race detector reports it (in_flight.py).
 """
 
 import numpy as np
