@@ -170,7 +170,7 @@ def matmul_job(device, M, N, K, name="matmul"):
 
 
 def large_side(device):
-    """Rows of a square matrix of about `device.large` bytes, each of whole cache lines."""
+    """Rows of a square matrix of about `device.large` bytes; each row fills whole cache lines."""
     return math.isqrt(device.large // device.itemsize) // 64 * 64
 
 

@@ -139,7 +139,7 @@ def check(x, *dtypes):
     if x.dtype not in dtypes:
         raise TypeError(f"softmax: expected {' or '.join(map(str, dtypes))}, got {x.dtype}")
     if not x.is_contiguous():
-        raise ValueError(f"softmax: x has strides {x.stride()}, expected rows one after the other, "
+        raise ValueError(f"softmax: x has strides {x.stride()}, expected contiguous rows, "
                          f"{(x.shape[1], 1)}; x.contiguous() makes them so")
     if max(x.shape) >= 2**31 - BLOCK:
         raise ValueError(f"softmax: x has shape {tuple(x.shape)}, expected fewer than "

@@ -49,20 +49,20 @@ def layernorm_oracle(x, w, b, eps):                 # (T, C), (C,), (C,) -> (T, 
 
 
 def rmsnorm_torch(x, w, eps):                       # (T, C), (C,) -> (T, C)
-    """As rmsnorm, operation by operation in PyTorch; float64 too."""
+    """As rmsnorm, by PyTorch, one operation after another; also takes float64."""
     v = at_least_fp32(x)                            # (T, C)
     return (v * torch.rsqrt((v * v).mean(-1, keepdim=True) + eps) * w).to(x.dtype)
 
 
 def layernorm_torch(x, w, b, eps):                  # (T, C), (C,), (C,) -> (T, C)
-    """As layernorm, operation by operation in PyTorch; float64 too."""
+    """As layernorm, by PyTorch, one operation after another; also takes float64."""
     v = at_least_fp32(x)                            # (T, C)
     v = v - v.mean(-1, keepdim=True)                # (T, C)
     return (v * torch.rsqrt((v * v).mean(-1, keepdim=True) + eps) * w + b).to(x.dtype)
 
 
 def add_rmsnorm_torch(x, residual, w, eps):         # 2 × (T, C), (C,) -> 2 × (T, C)
-    """As add_rmsnorm, operation by operation in PyTorch; float64 too."""
+    """As add_rmsnorm, by PyTorch, one operation after another; also takes float64."""
     residual = x + residual                         # (T, C)
     return rmsnorm_torch(residual, w, eps), residual
 

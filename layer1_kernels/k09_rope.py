@@ -51,7 +51,7 @@ def rope_oracle(x, cos, sin, positions):            # (T, H, D) -> (T, H, D)
 
 
 def rope_torch(q, k, cos, sin, positions):          # (T, H, D), (T, G, D), 2 × (room, D/2), (T,)
-    """As rope, operation by operation in PyTorch; float64 too."""
+    """As rope, by PyTorch, one operation after another; also takes float64."""
     c = cos[positions, None]
     s = sin[positions, None]                                            # (T, 1, D//2)
     for x in (q, k):
@@ -60,7 +60,7 @@ def rope_torch(q, k, cos, sin, positions):          # (T, H, D), (T, G, D), 2 ×
 
 
 def rope_and_cache_torch(q, k, v, cos, sin, positions, k_pages, v_pages, slots):
-    """As rope_and_cache, operation by operation in PyTorch."""
+    """As rope_and_cache, by PyTorch, one operation after another."""
     k = k.clone()                                   # (T, G, D)
     rope_torch(q, k, cos, sin, positions)
     stored = slots >= 0                             # (T,)

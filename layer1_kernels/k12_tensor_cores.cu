@@ -1,6 +1,6 @@
 // k12 · Matmul on tensor cores: c[m, n] = sum over k of a[m, k] · w[n, k]
 //
-// a: (M, K)   w: (N, K), as a model keeps a weight: numbers out, numbers in   c: (M, N)
+// a: (M, K)   w: (N, K), as a model stores a weight: outputs × inputs   c: (M, N)
 // The 32 threads of a warp together hold a 16 x 16 matrix, a fragment, and multiply two of them
 // with one instruction. a and w are fp16, sums are fp32.
 

@@ -1,6 +1,6 @@
 """k12 · Matmul on tensor cores: c[m, n] = sum over k of a[m, k] · w[n, k], that is c = a · wᵀ
 
-a: (M, K)   w: (N, K), as a model keeps a weight: numbers out, numbers in   c: (M, N)
+a: (M, K)   w: (N, K), as a model stores a weight: outputs × inputs   c: (M, N)
 BM BN BK: tile of c of a program, and how many k are fetched for it at a time
 2·M·N·K FLOPs, of which a multiply-add of a warp does 64.
 For each k, a warp with WM rows and WN columns of c reads 2·(WM + WN) bytes of shared memory and

@@ -1,4 +1,4 @@
-// k14 · Paged attention: the keys and values of a sequence lie in pages, found by its block table
+// k14 · Paged attention: keys and values of a sequence lie in pages; its block table says in which
 //
 // q, out (T, H, D)   k_pages, v_pages (P, S, G, D)   block_tables (B, pages)   all numbers fp32
 // A block takes one token and one query head. Each of its warps takes every WARPS-th key, a number

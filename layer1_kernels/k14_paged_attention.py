@@ -33,7 +33,7 @@ __all__ = ["paged_attention", "paged_attention_cuda", "paged_attention_torch", "
 
 KERNELS = simulator.RawModule(Path(__file__).with_suffix(".cu"))
 THREADS = 128           # a block of the .cu
-ROWS = 64               # query heads of a kv head, at most
+ROWS = 64               # most query heads per kv head
 SHORTEST = 256          # keys for each split, about: a merge should cost less than a split gains
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 

@@ -1,12 +1,12 @@
 // k16 · Warp tiles: c[m, n] = sum over k of a[m, k] · w[n, k], in fp32
 //
-// a: (M, K)   w: (N, K), as a model keeps a weight: numbers out, numbers in   c: (M, N)
+// a: (M, K)   w: (N, K), as a model stores a weight: outputs × inputs   c: (M, N)
 // a and w start at multiples of 16 bytes, K is a multiple of 4.
 
-constexpr int BM = 128, BN = 128;   // tile of c that a block makes
-constexpr int WM = 64, WN = 32;     // that a warp makes
-constexpr int TM = 8, TN = 8;       // that a thread makes
-constexpr int BK = 8;               // k that are fetched at a time
+constexpr int BM = 128, BN = 128;   // rows and columns of a block's tile of c
+constexpr int WM = 64, WN = 32;     // of a warp's
+constexpr int TM = 8, TN = 8;       // of a thread's
+constexpr int BK = 8;               // k fetched in one step
 constexpr int PAD = 4;              // numbers, so that keep stores without bank conflicts
 constexpr int THREADS = 256;
 constexpr int PART = BM * BK / 4 / THREADS;     // float4 of a tile that a thread brings
@@ -50,7 +50,7 @@ __device__ void fetch(Tile tile, const float* x, int first, int start, int rows,
     keep(tile, part);
 }
 
-// Four neighbours of row m into c (M, N), from column n on: at once where rows allow it.
+// Writes v[0] to v[3] to row m of c (M, N), from column n on; in one store if N is a multiple of 4.
 __device__ void store4(float* c, int m, int n, int M, int N, const float* v)
 {
     float* to = c + (size_t)m * N + n;

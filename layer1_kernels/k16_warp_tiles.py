@@ -1,6 +1,6 @@
 """k16 · Warp tiles: c[m, n] = sum over k of a[m, k] · w[n, k], that is c = a · wᵀ, in fp32
 
-a: (M, K)   w: (N, K), as a model keeps a weight: numbers out, numbers in   c: (M, N)
+a: (M, K)   w: (N, K), as a model stores a weight: outputs × inputs   c: (M, N)
 BM BN: tile of c of a block   WM WN: of a warp   TM TN: of a thread   BK: k fetched at a time
 2·M·N·K FLOPs.
 For one k a warp wants WM + WN numbers of shared memory for WM·WN multiplications.
@@ -69,7 +69,7 @@ def matmul_warp_tiles_cuda(a, w, kernel="matmul_buffered_cuda"):    # (M, K), (N
     N = len(w)
     if M > BM * 65_535:
         raise ValueError(f"matmul_warp_tiles_cuda: a has {M} rows, expected at most "
-                         f"{BM * 65_535}: the y of a grid counts their tiles")
+                         f"{BM * 65_535}: the y dimension of a grid has at most 65,535 blocks")
     c = a.new_empty(M, N)                           # (M, N)
     if c.numel():
         grid = -(-N // BN), -(-M // BM)

@@ -1,12 +1,12 @@
 // k17 · Pipelines: c[m, n] = sum over k of a[m, k] · w[n, k], while the next tiles are on their way
 //
-// a: (M, K)   w: (N, K), as a model keeps a weight: numbers out, numbers in   c: (M, N)
+// a: (M, K)   w: (N, K), as a model stores a weight: outputs × inputs   c: (M, N)
 // a and w are fp16 and start at multiples of 16 bytes, K is a multiple of 8; sums and c are fp32.
 
 #include <cuda_fp16.h>
 
-constexpr int TILE = 64;            // rows and columns of c that a block makes
-constexpr int BK = 64;              // k that are fetched at a time: a row of a tile is 128 bytes
+constexpr int TILE = 64;            // rows and columns of a block's tile of c
+constexpr int BK = 64;              // k fetched in one step: a row of a tile is 128 bytes
 constexpr int CHUNK = 8;            // numbers in 16 bytes
 constexpr int THREADS = 128;        // four warps, each with a quarter of the tile
 constexpr int STAGES = 3;           // tiles of a and of w in a block's ring

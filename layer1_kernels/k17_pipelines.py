@@ -1,6 +1,6 @@
 """k17 · Pipelines: c[m, n] = sum over k of a[m, k] · w[n, k], while the next tiles are on their way
 
-a: (M, K)   w: (N, K), as a model keeps a weight: numbers out, numbers in   c: (M, N)
+a: (M, K)   w: (N, K), as a model stores a weight: outputs × inputs   c: (M, N)
 STAGES: tiles of a and of w that a block holds, 64 x 64 numbers of fp16 each: 16 KB for both
 2·M·N·K FLOPs.
 A block of four warps multiplies one pair of tiles while those of the next steps are being copied,
@@ -84,7 +84,7 @@ def matmul_pipelined_cuda(a, w, kernel="matmul_staged_cuda"):   # (M, K), (N, K)
     N = len(w)
     if M > TILE * 65_535:
         raise ValueError(f"matmul_pipelined_cuda: a has {M} rows, expected at most "
-                         f"{TILE * 65_535}: the y of a grid counts their tiles")
+                         f"{TILE * 65_535}: the y dimension of a grid has at most 65,535 blocks")
     c = a.new_empty(M, N, dtype=torch.float32)      # (M, N)
     if c.numel():
         grid = triton.cdiv(N, TILE), triton.cdiv(M, TILE)

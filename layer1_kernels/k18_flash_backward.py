@@ -133,7 +133,7 @@ def place_keys(N, G, BN: tl.constexpr):
     """This program's part of the keys pass: batch b, kv head g, its first key."""
     tiles = tl.cdiv(N, BN)
     pair = tl.program_id(0) // tiles
-    n0 = tl.program_id(0) % tiles * BN                          # causal: the longest start first
+    n0 = tl.program_id(0) % tiles * BN                      # causal: the most queries start first
     return (pair // G).to(tl.int64), (pair % G).to(tl.int64), n0
 
 

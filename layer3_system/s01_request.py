@@ -72,7 +72,7 @@ class Request:
     forks: list["Request"] = field(default_factory=list)    # answers that wait for its prompt
     hold: bool = False                              # keep its pages after its end
     received: tuple[torch.Tensor, torch.Tensor] | None = None   # keys, values computed elsewhere
-    leader: "Request | None" = None                 # whose prompt this one waits for
+    leader: "Request | None" = None                 # the request whose prompt this one waits for
     writer: Any = None                              # the Writer of its text
     guide: Any = None                               # the Guide of its grammar, if it has one
 

@@ -89,8 +89,8 @@ def hopper(kernel, args, constexprs=None, num_warps=4, num_stages=3, needs=(), m
     """Compile a @triton.jit function for Hopper -> Hopper.
 
     args        what a launch would pass, without the constexprs: {name: value}, or in order.
-                In place of a value its type will do: "*fp16" (a pointer, which is aligned to 16 bytes
-                as torch's are), "i32", "i32:16" (a multiple of 16, which Triton makes use of),
+                In place of a value its type will do: "*fp16" (a pointer, aligned to 16 bytes as
+                torch's are), "i32", "i32:16" (a multiple of 16, which Triton makes use of),
                 "fp32", "tensordesc<fp16[64,64]>"
     constexprs  {name: value}
     needs       counts that must not be 0: "wgmma", "tma_loads"; kept with the result, not checked

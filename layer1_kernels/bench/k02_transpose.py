@@ -25,7 +25,7 @@ class Rung(NamedTuple):
     bytes: int              # asked for by all loads and stores
     load: float             # 32-byte sectors that a load touches, over the fewest possible
     store: float            # and a store
-    banks: float            # wavefronts of shared memory over the fewest possible; None without
+    banks: float            # passes through shared memory, divided by the fewest possible, or None
     shared: int             # bytes of shared memory of a block
     requests: int           # loads and stores of global memory
     instructions: int       # of a warp, all of them

@@ -22,7 +22,7 @@ class Rung(NamedTuple):
     asked: float            # numbers that lanes ask of shared memory for each multiplication
     wanted: float           # numbers of shared memory that a warp wants for one k
     wavefronts: int         # of shared memory, as lanes read it
-    conflicts: float        # wavefronts of shared memory over the fewest possible
+    conflicts: float        # passes through shared memory, divided by the fewest possible
     barriers: int           # that a warp reaches
     distance: int           # multiplications between a load and its first use, in the code
     instructions: int       # of all warps
@@ -33,7 +33,7 @@ class Limit(NamedTuple):
     """What the assembler makes of one kernel, and how many of its blocks an SM holds."""
 
     name: str
-    k: int                  # that are fetched at a time
+    k: int                  # fetched in one step
     bound: bool             # whether two blocks on an SM are asked for
     arch: str
     registers: int          # of a thread

@@ -31,7 +31,7 @@ class Rung(NamedTuple):
     barriers: float         # of the whole block that a warp reaches, for each step of 64 k
     in_flight: float | None     # KB of a block on their way when a wait for them returns; None
     #                             where nothing waits for groups of copies
-    conflicts: float        # wavefronts of shared memory over the fewest possible
+    conflicts: float        # passes through shared memory, divided by the fewest possible
     shared: float           # bytes read from shared memory for each FLOP
     registers: int          # of a thread, on sm_90
     others: int             # instructions that are not the tensor cores', for each step of a block
