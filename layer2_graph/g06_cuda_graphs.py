@@ -4,8 +4,7 @@ B: sequences of a step   T: its new tokens   size: rows that a graph was recorde
 pages: width of the block tables   a launch: as g01 counts them
 Run eagerly, the host asks for every launch, 15 a layer in g01.
 From a graph it asks once, after copying the Batch into the buffers that the graph reads.
-A recording freezes everything that the
-host decided: shapes, addresses, Python numbers.
+A recording freezes everything that the host decided: shapes, addresses, Python numbers.
 So rows are padded up to a recorded size.
 """
 

@@ -133,7 +133,7 @@ class BlockPool:
     # s06 overrides these four; this pool remembers no contents.
 
     def match_prefix(self, request: Request) -> list[int]:
-        """Pages that already hold the beginning of a request: none."""
+        """Always []; s06 overrides it: pages that already hold the beginning of a request."""
         return []
 
     def cache_pages(self, request: Request) -> None:

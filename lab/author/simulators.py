@@ -65,8 +65,7 @@ def cases():
 
 def execute(python, tool, name):
     """-> (exit code or None after the time limit, what measure.py says or None, its stderr).
-    What
-    hangs has a second try: a busy machine may have been the reason."""
+    What hangs has a second try: a busy machine may have been the reason."""
     for _ in range(2):
         answer = attempt(python, tool, name)
         if answer[0] is not None:

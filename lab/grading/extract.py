@@ -20,8 +20,8 @@ MAX_NAMED = 5                       # names or lines in one note
 
 def candidate(lesson, submission, mend=True, only=None):
     """(Candidate, notes) of one lesson in a submission.
-    A note is a line for the instructor about
-    anything unusual: left out, defined twice, taken from elsewhere.
+    A note is a line for the instructor about anything unusual: left out, defined twice, taken from
+    elsewhere.
 
     mend: read a text with a mistake piece by piece; else keep it as it is.
     only: an exercise to take alone, with what it needs

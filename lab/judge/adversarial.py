@@ -173,8 +173,7 @@ class Handed:
 
 def some(test):
     """Whether an array with several numbers passes a test.
-    In a launch, one that holds one value
-    throughout is left out: it is an output."""
+    In a launch, one that holds one value throughout is left out: it is an output."""
     return lambda handed: any(
         x.size > 1 and not (handed.launch and uniform(x)) and bool(test(x)) for x in handed.floats)
 

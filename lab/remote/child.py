@@ -240,10 +240,11 @@ class SubjectServer:
 LOOP = ("a `for` counts over range(…) or tl.range(…); a block such as tl.arange(…) is one value, "
         "used as a whole")
 TRITON_SAYS = {                                 # part of a reason that misleads: what to say
-    "Did you forget to add @triton.jit": "a pointer is no array: tl.load(x + i, mask) reads "
-                                         "elements, tl.store(z + i, values, mask) writes them",
-    "'tensor_descriptor": "a descriptor is no address: d.load([row, column]) reads the tile that "
-                          "begins there, d.store([row, column], tile) writes one",
+    "Did you forget to add @triton.jit": "a pointer is not an array: tl.load(x + i, mask) "
+                                         "reads elements, tl.store(z + i, values, mask) writes "
+                                         "them",
+    "'tensor_descriptor": "a descriptor is not an address: d.load([row, column]) reads the tile "
+                          "that begins there, d.store([row, column], tile) writes one",
     "'Name' object has no attribute 'func'": LOOP,
     "iterators are currently supported": LOOP,
     "Boolean value of Tensor with more than one value": "an `if` or `while` needs a single value, "
@@ -253,8 +254,8 @@ TRITON_MEANS = {                                # part of Triton's reason: what 
     "has no attribute 'values'": "several values are wanted from a call that returns one, or None",
     "'MatMult'": "Triton has no @; tl.dot multiplies tiles",
     "equal reduction dimensions": "tl.dot multiplies (M, K) by (K, N): turn a tile with .T",
-    "cannot cast pointer": "an address is no value: tl.load(x + i, mask) reads what is there",
-    "__setitem__": "a pointer is no array: tl.store(z + i, values, mask) writes elements",
+    "cannot cast pointer": "an address is not a value: tl.load(x + i, mask) reads what is there",
+    "__setitem__": "a pointer is not an array: tl.store(z + i, values, mask) writes elements",
     "unexpected type fp32": "was `/` written for `//`, which gives a whole number?",
     "Unsupported function referenced": "a kernel calls Triton's functions alone, such as tl.arange",
     "PassManager::run failed": "does the kernel return a value? A kernel stores its results, and "

@@ -263,7 +263,7 @@ def out_of_bounds(wave, inst, offset, size, verb, segment):
     begin = int(offsets[i])
     place = segment.name_of(begin)
     if 0 <= begin < segment.length:             # the first of several elements is there
-        place = f"from {place} on"
+        place = f"the last {begin + size - segment.length} of those that begin at {place}"
     return wave.launch.error(
         inst, "out_of_bounds", f"out-of-bounds {verb} of {size} bytes: {place}", wave,
         int(wave.lanes.index[i]), also=int(bad.sum()))

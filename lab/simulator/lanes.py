@@ -88,8 +88,8 @@ class Lanes:
 
     def split(self, predicate):
         """-> members for which the predicate holds, and the others.
-        The predicate comes in the form
-        that values have here: (n,) in a sparse set, else something that broadcasts to (B, T)."""
+        The predicate comes in the form that values have here: (n,) in a sparse set, else
+        something that broadcasts to (B, T)."""
         if predicate.size == 1:
             no_lanes = Lanes(self.shape, index=np.zeros(0, np.int64))
             return (self, no_lanes) if predicate.flat[0] else (no_lanes, self)

@@ -1,8 +1,7 @@
 """The simulator as the driver that Triton takes where it finds no GPU.
 
 Triton looks through its back ends for one that is active when a kernel is first launched.
-The
-simulator joins them: at once where Triton is imported already, else when it is.
+The simulator joins them: at once where Triton is imported already, else when it is.
 Nothing here imports Triton.
 """
 

@@ -171,8 +171,7 @@ def free_names(cell, language):
 @lru_cache(maxsize=64)          # a check reads the same few texts again and again
 def read(text, language):
     """The units of a text, in order, with offsets into it as `one_newline` leaves it.
-    SyntaxError,
-    or ValueError in CUDA: it cannot be read."""
+    SyntaxError, or ValueError in CUDA: it cannot be read."""
     return LANGUAGES[language].read(one_newline(text))
 
 

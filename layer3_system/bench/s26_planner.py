@@ -6,8 +6,7 @@ The planner's constants are fitted on something else: rounds and bytes on collec
 torch.distributed, the rate of arithmetic on one layer that all ranks run at once, its messages
 answered at once: a whole layer, a band of tp's, one of cp's ring, which computes more slowly.
 A rank has one thread, and what it computes takes SLOWER times as long as on a core of its own, in
-the
-fits as well: so four ranks on two cores do not take each other's time.
+the fits as well: so four ranks on two cores do not take each other's time.
 Plans take turns in shuffled rounds; a step is over when the last rank is done.
 """
 

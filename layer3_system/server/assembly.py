@@ -203,7 +203,7 @@ class Setup(NamedTuple):
 
 
 class Assembly(NamedTuple):
-    """An engine, and what is to be said of it."""
+    """An engine, and what it was made of."""
 
     engine: Engine
     candidates: dict[str, Any]      # {name of a part: the learner's, or None}

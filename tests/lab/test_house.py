@@ -400,15 +400,17 @@ def test_a_lesson_is_whole(lesson):
 # `nobody`: no one, of people; of a thing no block, no rank, nothing. `Who has …`, at the start of a
 # sentence that is no question: the thing that has. `who waits`: which rank waits.
 PHRASES = re.compile(r"\b(" + "|".join((
-    r"the begin of", r"anew\b", r"once more\b", r"so many\b", r"is no (multiple|name)\b",
+    r"the begin of", r"anew\b", r"once more\b", r"so many\b",
+    r"is no (multiple|name|array|address|value)\b",
     r"that are none\b", r"are to be had", r"otherwise than", r"at the least\b", r"broken off",
-    r"of what was (given|said)\b", r"without a word\b", r"by why\b", r"parted by rounding",
+    r"of what was (given|said)\b", r"is to be said of\b", r"serves who\b", r"without a word\b",
+    r"by why\b", r"parted by rounding",
     r"at one step all the time", r"how many are it\b", r"where end\b", r"to look on\b",
     r"takes no conversation", r"pieces here and there", r"skip who\b", r"had to go for\b",
     r"rests? on (who|the logits)\b", r"(right|comes?|came|arguments|NaN) behind\b",
     r"behind (row|the (last|next))\b",
     r"(?-i:[Nn]obody)\b",                       # NOBODY is a user of Unix
-    r"(?-i:(^|(?<=[.:] ))Who (is|has|runs|goes|asks)\b[^?]*$)",
+    r"(?-i:(^|(?<=[.:] ))Who (is|has|runs|goes|asks|computes)\b[^?]*$)",
     r"who (adds up|can go on|chooses|does what|gets (it|which)|gives which|has (seen|what|which)|"
     r"holds which|knows that|needs which|raises|reads which|removes|sends how|shares it|sits where|"
     r"touched|waits|was in)\b")) + ")", re.IGNORECASE)

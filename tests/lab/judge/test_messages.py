@@ -147,14 +147,14 @@ def test_triton_names_the_line_of_the_function_that_is_called(body, says, line):
 
 
 @pytest.mark.parametrize("body, says", [
-    ("    i = tl.arange(0, BLOCK)\n    z[i] = x[i] + y[i]\n", "a pointer is no array: tl.load("),
+    ("    i = tl.arange(0, BLOCK)\n    z[i] = x[i] + y[i]\n", "a pointer is not an array: tl.load("),
     ("    i = tl.arange(0, BLOCK)\n    z[i] = 1.0\n", "tl.store(z + i, values, mask) writes"),
     ("    i = tl.arange(0, BLOCK)\n    for j in i:\n        tl.store(z + j, 0.0)\n",
      "a `for` counts over range(…)"),
     ("    for j in tl.arange(0, BLOCK):\n        tl.store(z + j, 0.0)\n",
      "a `for` counts over range(…)"),
     ("    i = tl.arange(0, BLOCK)\n    if i < n:\n        tl.store(z + i, 0.0)\n", "use a mask"),
-    ("    i = tl.arange(0, BLOCK)\n    tl.store(z + i, x + i)\n", "an address is no value"),
+    ("    i = tl.arange(0, BLOCK)\n    tl.store(z + i, x + i)\n", "an address is not a value"),
     ("    i = np.arange(0, BLOCK)\n    tl.store(z + i, 0.0)\n", "such as tl.arange"),
     ("    return tl.load(x + tl.arange(0, BLOCK))\n", "does the kernel return a value?")])
 def test_what_triton_says_of_blocks_and_pointers_is_translated(body, says):
@@ -167,7 +167,7 @@ def test_what_triton_says_of_blocks_and_pointers_is_translated(body, says):
                                   "tl.store(c, 0.0)"])
 def test_what_triton_says_of_descriptors_is_translated(line):
     text = message("matmul_flat_triton", f"    x = {line}\n    c.store([0, 0], x)\n")
-    assert "a descriptor is no address: d.load([row, column]) reads" in text
+    assert "a descriptor is not an address: d.load([row, column]) reads" in text
     assert "has no attribute" not in text and text.endswith(f": x = {line}")
 
 
