@@ -28,6 +28,12 @@ def coded(x: np.ndarray, levels: Levels) -> tuple[np.ndarray, np.ndarray]:
     return np.array(levels)[np.abs(codes)] * np.sign(codes), scales
 
 
+def whole_numbers(x: np.ndarray, scales: np.ndarray) -> tuple[str, np.ndarray]:
+    """A likely mistake: (sentence, the codes that it gives)."""
+    return ("x / scale is rounded to a whole number; codes number the nearest levels",
+            np.rint(over(x, scales).astype(np.float32)).clip(-127, 127).astype(int))
+
+
 def product(x: np.ndarray, w: np.ndarray, levels: Levels) -> np.ndarray:
     """x wᵀ of rounded rows of both."""
     a, p = coded(x, levels)

@@ -451,7 +451,8 @@ UNCORRECTED = "the later columns are not corrected"
 @pytest.mark.parametrize("name, group", [("int4", 16), ("ternary", 8), ("fp4", 32)])
 def test_gptq(subject, agree, rng, name, group):
     problem = Problem(rng, name, group)
-    agree(problem.run(subject.gptq), problem.codes(), what=f"gptq, {name}, groups of {group}",
+    got = problem.run(subject.gptq)
+    agree(got, problem.codes(), what=f"gptq, {name}, groups of {group}",
           at=lambda i: f"row {i[0]}, column {i[1]}", mistakes={
               known: (why, problem.codes(**change)) for known, why, change in (
                   ("uncorrected", UNCORRECTED, {"good": 0.0}),
@@ -468,6 +469,8 @@ def test_gptq(subject, agree, rng, name, group):
                   ("short", "the corrections are computed in 16 bits", {"short": True}),
                   ("first_scale", "every column uses the scale of the first group",
                    {"first": True}))})
+    assert got.dtype == torch.int8, mistake(
+        "dtype", f"gptq, {name}: codes are {got.dtype}, expected torch.int8")
 
 
 def test_gptq__hard(subject, agree, rng):

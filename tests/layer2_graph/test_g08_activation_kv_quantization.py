@@ -21,6 +21,7 @@ from tests.layer2_graph.oracle_g08_activation_kv_quantization import (
     product,
     settled,
     split_product,
+    whole_numbers,
     zeroed,
 )
 from tests.layer2_graph.quantization_cases import untied
@@ -123,11 +124,6 @@ def test_quantize_tokens(subject, agree, rng, name):
               "whole_numbers": whole_numbers(x, want)})
     assert codes.dtype == torch.int8, mistake(
         "codes_dtype", f"{what}: codes are {codes.dtype}, expected torch.int8")
-
-
-def whole_numbers(x, scales):
-    return ("x / scale is rounded to a whole number; codes number the nearest levels",
-            np.rint(over(x, scales).astype(np.float32)).clip(-127, 127).astype(int))
 
 
 def test_quantize_tokens__hard(subject, agree, rng):

@@ -251,6 +251,9 @@ def check_choice(subject, agree, bounds, N, S, budget, rng):
     agree(got[0], right[0], "exact", f"{what}: table", lambda i: f"entry {i[0]}, page number "
           f"{names.index(right[0][i[0]])} of the sequence",
           {name: (why, both[0]) for name, (why, both) in wrong.items()})
+    why = "The dtype of `table` is lost: kernels expect int32."
+    assert got[0].dtype == torch.int32, mistake(
+        "not_int32", f"{what}: the table is {got[0].dtype}, expected torch.int32. {why}", why)
     agree(np.asarray(got[1]), np.asarray(right[1]), "exact", f"{what}: len", mistakes={
         name: (why, np.asarray(both[1])) for name, (why, both) in wrong.items()})
 

@@ -258,6 +258,8 @@ def test_keep_within(subject, agree, rng, T, capacity):
           f"keep_within of {T} tokens, capacity {capacity}",
           lambda i: f"token {i[0]}, choice {i[1]} (expert {experts[i]})",
           {name: (why, rows_kept(experts, 6, capacity, name)) for name, why in KEPT.items()})
+    assert got.dtype == torch.bool, mistake(
+        "not_bool", f"keep_within: the result is {got.dtype}, expected torch.bool")
 
 
 # ---- balance_loss and rebalance

@@ -339,6 +339,8 @@ def check_codes(agree, one, w, s, absmax, grid, what):
     assert tuple(one.codes.shape) == (bytes_of_all,), mistake(
         "packed_otherwise", f"export: codes of {what} have the shape {tuple(one.codes.shape)}, "
         f"expected ({bytes_of_all},): give `pack` the grid's low and top")
+    assert one.codes.dtype == torch.uint8, mistake(
+        "codes_not_uint8", f"export: codes of {what} are {one.codes.dtype}, expected torch.uint8")
 
     def ratio(divisor):
         return w.double().unflatten(1, (-1, 32)) / divisor.double()[..., None]

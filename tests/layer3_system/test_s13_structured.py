@@ -301,6 +301,9 @@ def check_guesses(subject, answer, guesses):
     assert np.array_equal(masks, want), mistake(
         "same_mask" if same else "other_mask", f"{what}: row {at} is {masks[at].tolist()}, "
         f"expected {want[at].tolist()}: {why}", why)
+    why = "the dtype of matcher.mask() is lost; a row of zeros needs it too"
+    assert masks.dtype == np.int32, mistake(
+        "not_int32", f"{what}: masks are {masks.dtype}, expected int32: {why}", why)
     left = list(matcher.tokens)
     name = "advanced" if len(left) > len(answer) else "too_far_back"
     why = ("guesses are not accepted yet, and the matcher has gone on by them"

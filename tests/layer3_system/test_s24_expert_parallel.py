@@ -54,6 +54,12 @@ def test_choose_sends_less(subject):
 # ---- sorting
 
 
+def is_int64(got, what):
+    kind = got.dtype if torch.is_tensor(got) else type(got).__name__
+    assert kind == torch.int64, mistake(
+        "not_int64", f"{what} has dtype {kind}, expected torch.int64")
+
+
 def check_sort(subject, experts, E):
     T, k = experts.shape
     words = f"sort_by_expert of {T} tokens with {k} of {E} experts"
@@ -88,6 +94,8 @@ def check_sort(subject, experts, E):
         raise AssertionError(because(
             name, f"{words}: place {i} has a slot of expert {flat[order[i]]}, and the next place "
             f"one of expert {flat[order[i + 1]]}", why))
+    for name, part in zip(("order", "counts"), got, strict=True):
+        is_int64(part, f"{words}: {name}")
 
 
 def test_sort_by_expert(subject, rng):
@@ -197,6 +205,7 @@ def check_dispatch(subject, rng, agree, routing, words):
               f"{r}", mistakes={"own_counts": (
                   "these are the counts that rank r sends, not those that come",
                   routing.counts[r].reshape(W, -1))})
+        is_int64(run.results[r]["received"], f"{here}received of rank {r}")
         agree(run.results[r]["rows"], rows, "exact", f"{here}rows of rank {r}",
               lambda i: f"row {i[0]}, number {i[1]}", mistakes={
                   key: row for key, row in of_dispatch(routing, r, xs).items()
