@@ -278,9 +278,10 @@ def test_block(subject, agree, rng, D):
 
 
 def test_block__uses_its_operations(subject, agree, rng):
-    """Positions 0 alone, a late one, and a prompt, one after the other in one process."""
+    """Positions 0 alone, a late one, one past 15 bits, and a prompt, one after the other in one
+    process."""
     earlier = -1
-    for T, old in ((1, 0), (1, 7), (4, 0)):
+    for T, old in ((1, 0), (1, 7), (1, 40_000), (4, 0)):
         given = Given(subject, rng, T=T, old=old)
         judge_block(subject, agree, given, f"block, {T} new token{'s' * (T > 1)} after {old}",
                     earlier)
@@ -307,7 +308,9 @@ def judge_block(subject, agree, given, case="block", earlier=None):
         "block: it does not call ops.rope, so attention does not know the positions"))
     if earlier is not None:
         agree(given.calls["rope"].calls[0][-1], at, what=f"{case}: the positions that rope gets",
-              mistakes={"old_positions": ("rope gets the positions of an earlier call", earlier)})
+              mistakes={"old_positions": ("rope gets the positions of an earlier call", earlier),
+                        "short_positions": ("positions are kept in 16 bits, which end at 32,767",
+                                            at.astype(np.int16))})
     passed = given.calls["attention"].calls[0]
     assert len(passed) == 4, mistake("arguments", (
         f"block: ops.attention gets {len(passed)} arguments, expected 4: q, keys, values and the "

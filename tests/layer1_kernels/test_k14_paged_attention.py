@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from lab.judge.addresses import in_64_bits
+from lab.judge.addresses import FAR, ROWS, in_64_bits
 from lab.judge.adversarial import VALUES, WORDS, shifted
 from lab.judge.compare import rounded_once
 from lab.judge.mistakes import mistake, same_report
@@ -427,6 +427,14 @@ def test_paged_triton__hard(subject, agree, rng):
         agree(merged[b:b + 1], want[b:b + 1], close,
               f"paged_triton, {WORDS.get(kind, kind)} in {'qkv'[which]}, 35 keys, 2 splits",
               AT_TOKEN)
+
+
+def test_paged_triton__addresses(subject):
+    """One token with itself as its only key, and parts of splits that are 2^28 tokens apart."""
+    q, k, v, out, lse = torch.zeros(5, 1)
+    in_64_bits(subject, "paged_triton", (1, 1, ROWS), None, (
+        q, k, v, out, lse, int32(0), int32(0, 1), int32(1), 1.0, FAR, 1, 1, *[1] * 9, ROWS), 1,
+        "out, split · T", R=1, S=1, D=1, BM=16, BN=16, BD=16, num_warps=1)
 
 
 def test_paged_triton__work(subject, reference, rng):

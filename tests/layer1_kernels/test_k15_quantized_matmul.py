@@ -8,6 +8,7 @@ from numbers import Real
 import numpy as np
 import pytest
 
+from lab.judge.addresses import FAR, ROWS, in_64_bits
 from lab.judge.adversarial import VALUES, shifted
 from lab.judge.compare import brief
 from lab.judge.mistakes import mistake, same_report
@@ -392,6 +393,13 @@ def test_quantized_gemv_triton__hard(subject, agree, rng):
     x, xt, q, scales, packed = case(rng, 1, 1, 33_024, 8, 128, "float32")
     got, _ = run_gemv(subject, xt, packed, scales, 8, 128, bb=1024)
     right_gemv(agree, got, x, q, scales, packed, (8, 128, "float32", 1), bb=1024)
+
+
+def test_quantized_gemv_triton__addresses(subject):
+    """w without columns, so that only y is touched: one row for each split."""
+    packed, scales, x, y = tensors(np.zeros(1, np.int8), *np.zeros((3, 1), np.float32))
+    in_64_bits(subject, "quantized_gemv_triton", (1, ROWS), None, (
+        x, packed, scales, y, FAR, 0, 0, BB), 1, "y, split · N", BITS=8, GROUP=16, BN=1, BB=BB)
 
 
 def interleaved(x, group):

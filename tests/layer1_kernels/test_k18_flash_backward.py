@@ -159,6 +159,23 @@ def test_gradient_tile_triton__mask(subject, agree, rng):
           at_pair, {"masked_by_product": (sentence, np.where(np.arange(BN) < N, weights, np.nan))})
 
 
+def test_gradient_tile_triton__low_scores(subject, agree):
+    """Scores that are powers of two, exact: that of key 0 times scale is lse, others are lower."""
+    import torch
+
+    T, N = 5, 20
+    q, v = torch.full((T, D), 2.0**14), torch.ones(N, D)
+    k = torch.full((N, D), -2.0**15)
+    k[0] = -2.0**14
+    lse = np.full(T, -D * 2.0**28 / 4)
+    results, _ = run_tile(subject, q, k, v, torch.ones(T, D), lse, 0 * lse, 0.25, False)
+    n = np.arange(BN) + np.zeros((T, 1))
+    agree(results[0], (n == 0).astype(float), "float32",
+          f"gradient_tile_triton, lse = {lse[0]:.3g}: weights", at_pair, {"low_mask": (
+              "a key that is not there has a finite score, such as -1e4: others may be lower still",
+              np.where(n < N, n == 0, np.inf))})
+
+
 def test_gradient_tile_triton__work(subject, reference, rng):
     """Two products of a tile, on tensor cores."""
     q, k, v, grad_out = (x[0, :, 0].clone() for x in inputs(rng, 1, BN, BN, 1, 1, D, "float16")[:4])

@@ -13,7 +13,8 @@ def silu(x: np.ndarray) -> np.ndarray:
 
 class Block:
     """Layer i. A grader sets w, bias: its arrays by name; layers: [(w, bias)] of all;
-    x: what comes in; answer: of attention; positions and slots of the tokens; T, C, H, D, eps."""
+    x: what comes in; answer: of attention; positions and slots of the tokens; room: rows of cos
+    and sin; T, C, H, D, eps."""
 
     def linear(self, x, name, without=""):
         return x @ self.w[name].T + self.bias[name] * (name not in without.split())
@@ -43,12 +44,15 @@ class Block:
     def wrong_heads(self, name):
         """{id: (what went wrong, the q or the k that comes of it)}"""
         at = self.positions
+        short = at.astype(np.int16).astype(int) % self.room     # as an index below 0 is taken
         return {
             f"{name}_not_rotated": (f"{name} is not rotated by rope", self.heads(name)),
             "rows_for_positions": ("rope gets row numbers of the step instead of batch.positions",
                                    self.heads(name, np.arange(self.T))),
             "slots_for_positions": ("rope gets batch.slots instead of batch.positions",
                                     self.heads(name, self.slots)),
+            "short_positions": ("positions are kept in 16 bits, which end at 32,767",
+                                self.heads(name, short)),
             "positions_from_1": ("positions are counted from 1", self.heads(name, at + 1)),
             "cos_and_sin": ("rope gets cos and sin in the other order",
                             self.heads(name, at, swapped=True)),

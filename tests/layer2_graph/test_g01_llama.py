@@ -81,9 +81,11 @@ class Given(Block):
     """Three layers of ragged widths with random weights, one of which is called; the functions
     around it are watched."""
 
-    def __init__(self, subject, rng, T=5, C=11, H=4, G=2, D=4, F=7, i=1, head_norms=False):
+    def __init__(self, subject, rng, T=5, C=11, H=4, G=2, D=4, F=7, i=1, head_norms=False,
+                 last=31):
         """C: by itself 11, where C // H, C / H and D tell each other apart"""
         self.T, self.C, self.H, self.D, self.eps, self.i = T, C, H, D, 0.1, i
+        self.room = last + 1
         sizes = {"q": (H * D, C), "k": (G * D, C), "v": (G * D, C), "o": (C, H * D),
                  "gate": (F, C), "up": (F, C), "down": (C, F)}
         norms = {"attention_norm": C, "mlp_norm": C} | (
@@ -94,7 +96,7 @@ class Given(Block):
             for _ in range(3)]
         self.w, self.bias = self.layers[i]
         config = subject.make("layer2_graph.config:Config", L=3, C=C, H=H, G=G, D=D, F=F, V=1,
-                              eps=self.eps, theta=100.0, room=32)
+                              eps=self.eps, theta=100.0, room=self.room)
         table = subject.kernels("torch")
         self.ops = {name: subject.make("lab.judge.mocks:Watched", getattr(table, name))
                     for name in ("rmsnorm", "matmul", "swiglu", "rope")}
@@ -110,7 +112,7 @@ class Given(Block):
             f"model.layers.{layer}.{name}": torch.from_numpy(array) for layer in range(3)
             for name, array in self.named(*self.layers[layer])}, ops)
         self.x = rng.standard_normal((T, C))
-        self.positions = np.resize([4, 9, 0, 1, 2, 31], T)      # of three sequences
+        self.positions = np.resize([4, 9, 0, 1, 2, last], T)      # of three sequences
         self.slots = rng.permutation(32)[:T]
         B = min(T, 3)
         self.step = subject.Batch(
@@ -160,7 +162,7 @@ class Given(Block):
     def tables_cut(self, error):
         """Whether rope was given some rows of cos or of sin, and had none for a position."""
         return getattr(error, "type", "") == "IndexError" and any(
-            len(call) == 5 and min(map(len, call[2:4])) < 32 for call in self.rope.calls)
+            len(call) == 5 and min(map(len, call[2:4])) < self.room for call in self.rope.calls)
 
 
 def test_llama_block(subject, agree, rng):
@@ -171,6 +173,7 @@ BLOCKS = {
     "one token": {"T": 1}, "the first layer": {"i": 0}, "the last layer": {"i": 2},
     "one head": {"H": 1, "G": 1}, "as many key heads as query heads": {"G": 4, "D": 2},
     "17 tokens": {"T": 17}, "a model narrower than its MLP": {"C": 6},
+    "a token at position 40,000": {"T": 6, "D": 2, "last": 40_000},   # of one exact frequency
     "norms of each head": {"head_norms": True, "H": 6, "G": 3}}
 
 
