@@ -180,7 +180,7 @@ def page_bound(q: Tensor, low: Tensor, high: Tensor) -> Tensor:     # (H, D), â€
 
 
 def chosen_table(bounds: Tensor, table: Tensor, N: int, S: int,
-                 budget: int) -> tuple[Tensor, int]:    # (P, H), (P,) -> (chosen,), int
+                 budget: int) -> tuple[Tensor, int]:    # (P, H), (P,) int32 -> (chosen,) int32, int
     """(table, len) of a sequence of N tokens that has only its chosen pages, in the old order.
 
     The last page is always among them: it holds the newest token, and may be part empty.

@@ -82,7 +82,7 @@ def mask_guesses(matcher: Matcher, guesses: list[int]) -> tuple[np.ndarray, list
     """(masks (1 + allowed, W), allowed): the guesses that the grammar lets stand, and the mask of
     the place of each of them and of the place after the last one.
 
-    matcher.mask() is the mask of the next token. matcher.accept(token) goes one token on and
+    matcher.mask() is the mask of the next token, int32. matcher.accept(token) goes one token on and
     returns True; where the token is not allowed it returns False and stays. matcher.ended: the
     answer is over, and there is no mask any more; the row after its end is all zeros.
     The first guess that is not allowed ends the guesses. matcher.rollback(count) takes tokens back:
