@@ -221,8 +221,8 @@ def judge_cache(agree, given, sum_in, what=""):
         f"fused_block: ops.paged_attention got keys {shape(keys)} and values "
         f"{shape(values)}, expected the layer's pages {pages}"), "")
     agree(query, given.rotated(q, given.positions), "float64", f"q as attention gets it{what}",
-          mistakes={"q_not_rotated": ("q is not rotated: attention was called before the rotation",
-                                      q)})
+          mistakes={"q_not_rotated": ("q is not rotated: attention was called before the rotation, "
+                                      "or a copy of q was rotated", q)})
     for name, array, want, other in (("keys", keys, rotated, v), ("values", values, v, rotated)):
         agree(array[page, place], want, "float64", f"the {name} that attention may read{what}",
               mistakes={
