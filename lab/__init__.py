@@ -2,6 +2,7 @@
 It imports no lesson.
 Each line may import those above it.
 
+words       numbers with their nouns
 course      the manifest: floors, lessons, exercises
 device      what this machine has; the environment is read here alone
 setup       installs the course in .venv

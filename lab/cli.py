@@ -57,7 +57,7 @@ def list_lessons(as_json: Json = False):
         return
     for floor in course.floors():
         console.print(f"[bold]{floor.title}")
-        rows = [(i.id, i.core, i.title, f"   needs {', '.join(i.needs)}" * bool(i.needs),
+        rows = [(i.id, i.core, i.title, f"   needs {', '.join(i.needs)}" if i.needs else "",
                  f"{sum(e.points for e in i.exercises)} points") for i in floor.lessons]
         rows += [(i, path == "core", title, "", "planned") for i, path, title in floor.planned]
         for name, core, title, needs, what in sorted(rows):

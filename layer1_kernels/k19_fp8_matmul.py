@@ -350,7 +350,7 @@ def check_group(op, group):
 
 def check_array(op, name, array, shape, dtypes, first):
     """shape: sizes, a letter for any   first: an array on the same device"""
-    words = f"({', '.join(map(str, shape))}{',' * (len(shape) == 1)})"
+    words = f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
     fits = array.ndim == len(shape) and all(
         isinstance(want, str) or want == n for want, n in zip(shape, array.shape, strict=True))
     if not fits or max(array.shape, default=0) > LARGEST:

@@ -219,8 +219,9 @@ class Tokenizer:
             self.path, self.entries["chat_template"] = apart, apart.read_text("utf-8")
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, with those before and after it that the folder asks for.
-        ModelError if one is beyond the model's."""
+        """The tokens of a text, with those before and after it that tokenizer.json asks for.
+        As in transformers, tokenizer_config.json adds none: its add_bos_token is not read.
+        ModelError if a token is beyond the model's."""
         return self.check(self.own.encode(text).ids, "the text has")
 
     def check(self, tokens: list[int], has: str) -> list[int]:

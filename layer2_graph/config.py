@@ -343,7 +343,7 @@ def sliding(path, family, entries):
         return window if entries.get("use_sliding_window") else None
     if family.startswith("Qwen"):
         if layers is None:
-            layers = ["sliding_attention"] * ((entries["max_window_layers"] or 0) < L)
+            layers = ["sliding_attention"] if (entries["max_window_layers"] or 0) < L else []
         return window if entries.get("use_sliding_window") and "sliding_attention" in layers \
             else None
     if family in ("LlamaForCausalLM", *MIXER_ENTRIES):

@@ -29,7 +29,7 @@ def mixer_of(path, family, entries) -> dict:
             continue
         if not is_number(value, int) or value > MAX_INTEGER or field == "rotated" and value % 2:
             raise ModelError(f"{path}: {name} is {shown(value)}, expected a whole number above 0"
-                             + ", even: it is turned in pairs" * (field == "rotated"))
+                             + (", even: it is turned in pairs" if field == "rotated" else ""))
         fields[field] = value
     return fields
 

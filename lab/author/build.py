@@ -362,9 +362,9 @@ def map_table(base, lessons, planned=False):
     """
     rows = []
     for floor in course.floors():
-        entries = [(f"[{i.id}]({base}{floor.name}/{i.id}.ipynb){' ★' * i.core}", i.title)
+        entries = [(f"[{i.id}]({base}{floor.name}/{i.id}.ipynb){' ★' if i.core else ''}", i.title)
                    for i in floor.lessons if i in lessons]
-        entries += [(f"{i}{' ★' * (path == 'core')}", f"{title} (planned)")
+        entries += [(f"{i}{' ★' if path == 'core' else ''}", f"{title} (planned)")
                     for i, path, title in floor.planned if planned]
         if entries:
             rows += [f"\n**{floor.title}**\n", "| lesson | |", "| --- | --- |"]

@@ -59,5 +59,6 @@ def text(rows):
     lines = []
     for row in rows:
         lines.append(f"  {row['exercise']}: {', '.join(row['uses']) or 'takes nothing'}")
-        lines += [f"      OPEN: {', '.join(row['open'])}"] * bool(row["open"])
+        if row["open"]:
+            lines.append(f"      OPEN: {', '.join(row['open'])}")
     return lines

@@ -87,7 +87,7 @@ def extracted(text):
     helper.args.kw_defaults = [None] * len(helper.args.kwonlyargs)
     for argument in ast.walk(helper.args):
         argument.annotation = None
-    doc = function.body[:ast.get_docstring(function) is not None]
+    doc = function.body[:1] if ast.get_docstring(function) is not None else []
     function.body = [*doc, ast.Return(call_of(helper))]
     tree.body.insert(0, helper)
     return ast.unparse(ast.fix_missing_locations(tree))

@@ -104,7 +104,7 @@ def readable(lesson, part, mend):
         names = submission_parts.mentions(part.text, part.language, lesson)
         text = part.text.split("\n")[line - 1].strip()[:200] if line else ""
         problem = f"{part.label}{f', line {line}' if line else ''}: {what}\n    {text}".rstrip()
-        return replace(part, text=""), [Unread(names, problem, part)] * bool(names)
+        return replace(part, text=""), [Unread(names, problem, part)] if names else []
     exercises = [e.name for e in lesson.exercises if e.language == part.language]
     return fresh, [Unread([name for name in exercises if piece.holds(name)], piece.said)
                    for piece in broken]

@@ -54,7 +54,8 @@ def grade(submissions, out, console, *, lessons=None, jobs=1, resume=False, shar
 def announce_level(required, console):
     """Print the sandbox of this run and return its level."""
     level, reasons = run.level(required)
-    console.print(f"sandbox: {level}" + f" ({'; '.join(reasons)})" * bool(reasons), markup=False)
+    why = f" ({'; '.join(reasons)})" if reasons else ""
+    console.print(f"sandbox: {level}{why}", markup=False)
     for line in channels.said(level, seccomp.problem()):
         console.print(line, markup=False)
     return level

@@ -13,9 +13,9 @@ from pathlib import Path
 from lab import course
 from lab.course import ROOT, SPEED, CourseError
 from lab.grading.points import shown, worths
-from lab.grading.sanitize import of
 from lab.grading.submit import zipped
 from lab.setup import BUILDS
+from lab.words import plural
 
 OURS = Path(__file__).with_name("templates") / "gradescope"
 POINTS = "grading.toml"
@@ -46,8 +46,8 @@ def export(words, out):
                           f"file") from None
     except OSError as error:
         raise CourseError(f"cannot write {out}: {error.strerror}") from None
-    return [f"{out}   {len(data):,} bytes, {of(len(lessons), 'lesson')}"
-            + f", points of {own}" * (own is not None),
+    return [f"{out}   {len(data):,} bytes, {plural(len(lessons), 'lesson')}"
+            + (f", points of {own}" if own is not None else ""),
             f"set in Gradescope: {most} points; base image Ubuntu 22.04; {NEEDS}",
             "README.md in it says why, and what confines a submission there"]
 

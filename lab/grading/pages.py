@@ -7,8 +7,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from lab.course import SPEED
 from lab.grading import feedback
-from lab.grading.sanitize import clean, of, utc
+from lab.grading.sanitize import clean, utc
 from lab.judge.check import VERDICTS
+from lab.words import plural
 
 MARKS = {"pass": ("✓", "passed"), "fail": ("✗", "failed"),
          "not_attempted": ("·", "not attempted"), "not_proven_here": ("?", "not decided here"),
@@ -23,7 +24,7 @@ def environment():
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
         finalize=lambda value: clean(value) if type(value) is str else value)
     jinja.filters["utc"] = lambda when: utc(when).replace("T", " ").replace("Z", " UTC")
-    jinja.filters |= {"of": of, "clean": clean}      # `join` escapes, and bypasses finalize
+    jinja.filters |= {"plural": plural, "clean": clean}  # `join` escapes, and bypasses finalize
     jinja.globals |= {"marks": MARKS, "verdicts": VERDICTS}
     return jinja
 
@@ -44,7 +45,7 @@ def of_class(facts, lessons):
 
 def shown_name(name):
     exercise = name.partition("/")[2]
-    return exercise.removesuffix(SPEED) + " · speed" * exercise.endswith(SPEED)
+    return f"{exercise.removesuffix(SPEED)} · speed" if exercise.endswith(SPEED) else exercise
 
 
 def segments(counts):

@@ -27,11 +27,6 @@ def odd(character):
         unicodedata.category(character) in ("Cc", "Cs") and character not in "\n\t")
 
 
-def of(count, noun):
-    """3 students, 1 student"""
-    return f"{count} {noun}{'s' * (count != 1)}"
-
-
 def one_line(text, most=300):
     text = " ".join(clean(text).split())
     return text if len(text) <= most else text[:most - 1] + "…"

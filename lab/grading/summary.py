@@ -4,9 +4,10 @@ from collections import Counter, defaultdict
 
 from lab.course import SPEED
 from lab.grading.points import shown
-from lab.grading.sanitize import clean, of, one_line
+from lab.grading.sanitize import clean, one_line
 from lab.judge.check import VERDICTS
 from lab.judge.mutants import fits, mutants
+from lab.words import plural
 
 WEAKEST = "limits"      # the level at which code can read files and use the network
 
@@ -92,25 +93,27 @@ def kind(known, result):
 def lines(facts):
     """What the terminal prints at the end: the least that an instructor must know."""
     average = f", mean {facts['mean']} of {facts['out_of']}" if facts["students"] else ""
-    text = [of(facts["students"], "student") + average]
+    text = [plural(facts["students"], "student") + average]
     if facts["course_errors"]:
         count = sum(len(error["students"]) for error in facts["course_errors"])
-        text.append(f"COURSE ERRORS: {of(count, 'answer')} could not be judged, in "
+        text.append(f"COURSE ERRORS: {plural(count, 'answer')} could not be judged, in "
                      f"{', '.join(sorted({e['exercise'] for e in facts['course_errors']}))}")
     if facts["weak_sandbox"]:
-        text.append(f"WEAK SANDBOX: {of(len(facts['weak_sandbox']), 'student')} graded with limits "
-                     f"alone; such code could read files and use the network")
+        text.append(f"WEAK SANDBOX: {plural(len(facts['weak_sandbox']), 'student')} graded with "
+                     f"limits alone; such code could read files and use the network")
     for words, key in (("without a submission", "missing"),
                        ("not on the roster", "not_on_the_roster")):
         if facts[key]:
             text.append(f"{words}: {', '.join(map(one_line, facts[key]))}")
     text += [f"{one_line(line)}: matched with no student" for line in facts["unclear"]]
     if facts["problems"]:
-        text.append(f"{of(len(facts['problems']), 'submission')} with problems: see summary.html")
+        text.append(f"{plural(len(facts['problems']), 'submission')} with problems: see "
+                     f"summary.html")
     if facts["pairs"]:
-        text.append(f"{of(len(facts['pairs']), 'near-identical pair')} to look at: see "
+        text.append(f"{plural(len(facts['pairs']), 'near-identical pair')} to look at: see "
                      f"summary.html")
     if facts["identical"]:
         students = sum(len(same["students"]) for same in facts["identical"])
-        text.append(f"{of(students, 'student')} with the same text as another: see summary.html")
+        text.append(f"{plural(students, 'student')} with the same text as another: see "
+                     f"summary.html")
     return text

@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from typing import NamedTuple
 
 from lab.remote.traffic import MESSAGES
+from lab.words import plural
 
 
 class Operation(NamedTuple):
@@ -161,8 +162,9 @@ def unlike(k, one, other, at):
                                                     ((b, second, p), (a, first, q))):
             if sender.pieces[to] != taker.received[source]:
                 return Fault("size", f"collective {k}, all_to_all: rank {x} sends "
-                             f"{plural(sender.pieces[to])} to rank {y}{at(sender.line)}, which "
-                             f"expects {plural(taker.received[source])}{at(taker.line)}", b)
+                             f"{plural(sender.pieces[to], 'number')} to rank {y}{at(sender.line)}, "
+                             f"which expects {plural(taker.received[source], 'number')}"
+                             f"{at(taker.line)}", b)
     elif first.pieces != second.pieces:
         return Fault("size", f"{text}: all ranks must hand over the same sizes", b)
     if first.peer != second.peer:
@@ -174,12 +176,8 @@ def unlike(k, one, other, at):
     return None
 
 
-def plural(count, noun="number"):
-    return f"{count} {noun}{'s' * (count != 1)}"
-
-
 def count(operation):
-    return plural(operation.numbers)
+    return plural(operation.numbers, "number")
 
 
 def described(operation):

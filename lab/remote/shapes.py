@@ -234,4 +234,4 @@ class _Call:
 
 
 def _written(shape):
-    return f"({', '.join(map(str, shape))}{',' * (len(shape) == 1)})"
+    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"

@@ -87,7 +87,8 @@ def main():
     print(record)
     for number, (old, new) in enumerate(zip(before, own.arguments, strict=True)):
         if isinstance(new, np.ndarray) and not np.array_equal(old, new, equal_nan=True):
-            print(f"argument {number}: {new.reshape(-1)[:SHOWN]}{' …' * (new.size > SHOWN)}")
+            more = " …" if new.size > SHOWN else ""
+            print(f"argument {number}: {new.reshape(-1)[:SHOWN]}{more}")
     return 0
 
 

@@ -202,7 +202,7 @@ class Flags:
         if who == SEVERAL_BLOCKS:
             return all(known.get(block << BLOCK_SHIFT | IN_BLOCK, 0) > stamp
                        for block in range(self.blocks))
-        names = [who | IN_BLOCK, warp_of(who)] + [who] * (who & LANE < WARP)
+        names = [who | IN_BLOCK, warp_of(who)] + ([who] if who & LANE < WARP else [])
         return max(known.get(name, 0) for name in names) > stamp
 
 

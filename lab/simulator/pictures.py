@@ -99,7 +99,7 @@ def banks(launch, line=None, op=None):
             axes.add_patch(Rectangle((bank + 0.04, y + 0.04), 0.92, 0.92, fc=colour, ec=LIGHT,
                                      lw=0.4))
             if lanes:
-                label = f"{lanes[0]}{'+' * (len(lanes) > 1)}"
+                label = f"{lanes[0]}+" if len(lanes) > 1 else str(lanes[0])
                 axes.text(bank + 0.5, y + 0.52, label, ha="center", va="center",
                           fontsize=6.5 if len(label) < 3 else 5.5, color="white")
         axes.text(-0.3, y + 0.5, f"{row * BANKS * BANK_BYTES}", ha="right", va="center", fontsize=7,
@@ -111,8 +111,8 @@ def banks(launch, line=None, op=None):
     several = any(len(lanes) > 1 for lanes in lanes_of.values())
     axes.set_title(f"{heading(launch, line, op, request)}\n{plural(wavefronts, 'wavefront')}, "
                    f"{needed} would do; in a cell the lane that wants it"
-                   f"{', + for several lanes' * several}"
-                   f"{'; red: banks that serve several words' * bool(clash)}",
+                   f"{', + for several lanes' if several else ''}"
+                   f"{'; red: banks that serve several words' if clash else ''}",
                    loc="left", fontsize=10, color=INK)
     axes.set(xlim=(-2.6, BANKS + 0.2), ylim=(len(rows) + 0.1, -0.9))
     return figure
@@ -249,7 +249,7 @@ def ideal_sectors(request):
 
 
 def plural(n, word):
-    return f"{n} {word}{'s' * (n != 1)}"
+    return f"{n} {word}{'' if n == 1 else 's'}"
 
 
 def rate(value):

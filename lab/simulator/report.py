@@ -195,7 +195,7 @@ class Launch:
         blocks = self.grid[0] * self.grid[1] * self.grid[2]
         yield f"{self.name}  grid {self.grid} block {self.block}, counted at PTX level"
         yield f"  {self.steps} warp instructions: {listed(total.instructions)}"
-        yield (f"  {self.flops} flops{': ' * bool(self.flops)}{listed(total.flops_by_type)}; "
+        yield (f"  {self.flops} flops{': ' if self.flops else ''}{listed(total.flops_by_type)}; "
                f"{total.integer_ops} integer operations")
         yield (f"  {self.bytes_loaded} bytes loaded, {self.bytes_stored} stored, "
                f"{total.bytes_moved} in sectors")

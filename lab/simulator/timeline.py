@@ -76,10 +76,10 @@ class Timeline:
         for line, warps, arrived, left in self.meetings:
             if warp in warps:
                 came = arrived[warps.index(warp)]
-                spans += [(now, came, None)] * (came > now) + [(came, left, line)] * (left > came)
+                spans += [(now, came, None), (came, left, line)]
                 now = left
         end = int(self.clock[warp])
-        return spans + [(now, end, None)] * (end > now)
+        return [span for span in [*spans, (now, end, None)] if span[1] > span[0]]
 
     def __str__(self):
         rows = ["block (0, 0, 0), in instructions of a warp, not time (counts at PTX level)",

@@ -95,7 +95,7 @@ def _edits(old, new, gap, pad=None):
                               _indentation(old[k].members[0].text))
         else:
             yield old[k].start, old[k].end, [piece for j, unit in enumerate(units) for piece in (
-                [("\n", None)] * bool(j) + _pieces(unit, "", old[k].scope, pad))]
+                ([("\n", None)] if j else []) + _pieces(unit, "", old[k].scope, pad))]
     for k in obsolete:
         yield old[k].lead, old[k].end, []
     for k, units in above.items():

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from lab.words import plural
+
 MARK = re.compile(r"\s*(?:#|//)\s*exercise:")
 
 
@@ -65,4 +67,4 @@ def about(count, name, line):
     """The note in a stub."""
     if not count:
         raise ValueError(f"line {line}: nothing of {name} is left to write below")
-    return f"{name}: about {count} line{'s' * (count > 1)}"
+    return f"{name}: about {plural(count, 'line')}"

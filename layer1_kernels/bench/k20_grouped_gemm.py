@@ -114,7 +114,7 @@ def shipped(N=2048, K=7168):
             kernels[f"grouped_{name}_{kind}_{BM}_rows"] = simulator.hopper(
                 grouped_gemm_triton, args, {"BM": BM, "BN": BN, "BK": BK, "GROUP": GROUP},
                 num_warps=warps, num_stages=stages,
-                needs=["tma_loads"] + ["wgmma"] * (name == "gemm"))
+                needs=["tma_loads", "wgmma"] if name == "gemm" else ["tma_loads"])
     return kernels
 
 

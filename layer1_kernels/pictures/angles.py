@@ -27,7 +27,7 @@ def turns(D, base, pairs, positions):
             if speed > 0.2 or p in (0, positions - 1):      # else the numbers would overlap
                 axes.text(1.17 * end[0], 1.17 * end[1], p, ha="center", va="center", fontsize=9,
                           color=INK)
-        axes.set_title(f"pair {d}: {speed:.3g} radian{'s' * (speed != 1)} per position",
+        axes.set_title(f"pair {d}: {speed:.3g} radian{'' if speed == 1 else 's'} per position",
                        fontsize=8.5, color=INK)
         axes.set(xlim=(-1.35, 1.35), ylim=(-1.35, 1.35), aspect="equal", xticks=[], yticks=[])
         axes.set_xlabel(f"number {d}", fontsize=9, color=INK)

@@ -3,6 +3,7 @@
 import numpy as np
 
 from lab.plots import BLUE, INK, RED, closed
+from lab.words import plural
 
 COLOURS = (BLUE, RED, INK)
 STYLES = ("-", "--", ":")
@@ -25,7 +26,7 @@ def scale_groups(ways):
         axes.hlines(np.arange(0, M + 1) - 0.5, -0.5, K - 0.5, color="white", lw=0.6)
         axes.vlines(np.arange(0, K + 1) - 0.5, -0.5, M - 0.5, color="white", lw=0.6)
         count = int(number.max()) + 1
-        axes.set(xticks=[], yticks=[], xlabel=f"{count} scale{'s' * (count > 1)}")
+        axes.set(xticks=[], yticks=[], xlabel=plural(count, "scale"))
         axes.set_title(title, fontsize=9.5, color=INK)
         axes.spines[:].set_visible(False)
     return closed(figure)

@@ -120,10 +120,10 @@ class Teller:
         """(a question that asks for the story, the story)"""
         story = self.cast()
         chance = self.rng.random
-        opening = ["open", f"habit:{story['trait']}"] + ["had"] + ["liked"] * (chance() < 0.8)
+        opening = ["open", f"habit:{story['trait']}", "had", *self.perhaps(0.8, "liked")]
         paragraphs = [self.paragraph(opening, story), *self.episode(story)]
         if chance() < 0.6:
-            gift = ["gift"] + ["joy"] * (chance() < 0.7)
+            gift = ["gift", *self.perhaps(0.7, "joy")]
             paragraphs.append(self.paragraph(gift, story))
             if chance() < 0.4:                      # what was given goes wrong, and the hero helps
                 other = self.about(story | story["friend_pronouns"] | {
@@ -135,13 +135,16 @@ class Teller:
 
     def episode(self, story):
         """Two paragraphs: something goes wrong, and a friend helps."""
-        chance = self.rng.random
         key = f"{story['trouble']}:{story['key']}"
-        wrong = ["went"] + [f"sight:{story['kind']}"] * (chance() < 0.6) + [f"then|trouble:{key}"] \
-            + ["felt"] + ["why"] * (chance() < 0.5)
-        right = ["came"] + ["asked", "answered"] * (chance() < 0.6) + [f"so|help:{key}", "glad"] \
-            + [f"result:{key}"] * (chance() < 0.7)
+        wrong = ["went", *self.perhaps(0.6, f"sight:{story['kind']}"), f"then|trouble:{key}",
+                 "felt", *self.perhaps(0.5, "why")]
+        right = ["came", *self.perhaps(0.6, "asked", "answered"), f"so|help:{key}", "glad",
+                 *self.perhaps(0.7, f"result:{key}")]
         return [self.paragraph(wrong, story), self.paragraph(right, story)]
+
+    def perhaps(self, share, *sentences):
+        """These sentences in a share of all stories, none in the others."""
+        return sentences if self.rng.random() < share else ()
 
     def paragraph(self, sentences, story):
         """Sentences, each a symbol or several with | between them, as one line of text."""

@@ -95,7 +95,8 @@ def train_library(name: str, sizes: list[int]) -> dict:
     schedule = kind(stage, len(sizes), lambda y, t: cross_entropies(y, t) / len(tokens),
                     scale_grads=False)
     losses: list[Tensor] = []
-    schedule.step(*[tokens] * (i == 0), target=targets if i == p - 1 else None, losses=losses)
+    inputs = [tokens] if i == 0 else []
+    schedule.step(*inputs, target=targets if i == p - 1 else None, losses=losses)
     return {"loss": sum(loss.item() for loss in losses),
             "gradients": [w.grad for w in layers.parameters()]}
 

@@ -30,8 +30,9 @@ def imports(path):
 
 # The rooms of a floor, lowest first. A file that stands in no room is in the floor's own, "".
 ROOMS = {
-    "lab": ["setup", "colab", "stub", "simulator", "course", "device", "remote", "judge", "desk",
-            "terminal", "plots", "measure", "elsewhere", "author", "grading", "doctor", "cli"],
+    "lab": ["words", "setup", "colab", "stub", "simulator", "course", "device", "remote", "judge",
+            "desk", "terminal", "plots", "measure", "elsewhere", "author", "grading", "doctor",
+            "cli"],
     "day01_roofline": ["", "bench"],
     "layer1_kernels": ["", "bench"],
     "layer2_graph": ["config_entries", "experts", "mixers", "config", "checkpoint", "models",
@@ -180,17 +181,35 @@ def is_a_truth(node):
         and node.func.id in ("bool", "any", "all", "isinstance"))
 
 
+def is_a_sequence(node):
+    """Whether a node is a text, a list or a tuple, written out or as a comprehension."""
+    return isinstance(node, (ast.JoinedStr, ast.List, ast.ListComp, ast.Tuple)) or (
+        isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+def counts_a_truth(node):
+    """Whether a node adds or subtracts a truth, or repeats a text or a list by one."""
+    parts = ([node.left, node.right] if isinstance(node, ast.BinOp) else
+             [node.value] if isinstance(node, ast.AugAssign) else [])
+    return any(map(is_a_truth, parts)) and (
+        isinstance(node.op, (ast.Add, ast.Sub))
+        or isinstance(node.op, ast.Mult) and any(map(is_a_sequence, parts)))
+
+
 def test_no_arithmetic_on_truths():
-    """Nothing is added to a comparison or taken from it.
+    """Nothing is added to a comparison or taken from it, and it multiplies no text and no list.
     Masks of arrays multiply, and combine by & and |."""
-    wrong = []
-    for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            parts = ([node.left, node.right] if isinstance(node, ast.BinOp) else
-                     [node.value] if isinstance(node, ast.AugAssign) else [])
-            if parts and isinstance(node.op, (ast.Add, ast.Sub)) and any(map(is_a_truth, parts)):
-                wrong.append(f"{path.relative_to(ROOT)}, line {node.lineno}")
+    wrong = [f"{path.relative_to(ROOT)}, line {node.lineno}" for path in FILES
+             for node in ast.walk(ast.parse(path.read_text("utf-8"))) if counts_a_truth(node)]
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("line, wrong", [
+    ("n += x > 1", True), ("n - (not x)", True), ("'s' * (n != 1)", True), ("bool(n) * [1]", True),
+    ("f'{n}, ' * any(x)", True), ("(n, 1) * (n > 1)", True), ("[i for i in x] * (n > 1)", True),
+    ("w * (x > 0)", False), ("[0] * n", False), ("'s' if n > 1 else ''", False)])
+def test_arithmetic_on_truths_is_seen(line, wrong):
+    assert any(map(counts_a_truth, ast.walk(ast.parse(line)))) == wrong
 
 
 def test_the_house_is_counted():

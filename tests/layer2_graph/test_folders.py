@@ -3,6 +3,7 @@ and what was found."""
 
 import json
 from datetime import datetime
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from layer2_graph import (
     read_weights,
 )
 from layer2_graph.checkpoint import shapes
+from layer2_graph.generate import continuation
 
 ENTRIES = {"architectures": ["LlamaForCausalLM"], "hidden_size": 32, "intermediate_size": 48,
            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -338,6 +340,33 @@ def test_no_text_is_cut_or_padded_as_when_the_tokenizer_was_saved(folder):
     assert len(own.encode("0")) == 1
 
 
+ADDED = [{}, {"bos_token": "0", "eos_token": "1"}, {"bos_token": None, "eos_token": "1"},
+         {"bos_token": "<nowhere>", "eos_token": "<nowhere>"}]
+
+
+@pytest.mark.parametrize("marks", ADDED)
+@pytest.mark.parametrize("form, want", [(None, "23"), ("0 $A", "023"), ("0 $A 1", "0231")])
+def test_what_stands_around_a_text_is_as_in_transformers(folder, marks, form, want):
+    """tokenizer.json says it: add_bos_token and add_eos_token of the other file change nothing."""
+    from tokenizers import processors
+
+    reason = "not proven here: transformers is not installed"
+    transformers = pytest.importorskip("transformers", reason=reason)
+    write(folder / "config.json", ENTRIES | {"model_type": "llama", "vocab_size": 256})
+    for flags in product((True, False, None), repeat=2):
+        names = zip(("add_bos_token", "add_eos_token"), flags, strict=True)
+        tokenizer(folder, 256, **marks, **{name: flag for name, flag in names if flag is not None})
+        built = Tokenizer(folder, read_config(folder)).own
+        if form:
+            built.post_processor = processors.TemplateProcessing(
+                single=form, special_tokens=[(mark, built.token_to_id(mark)) for mark in "01"])
+        built.save(str(folder / "tokenizer.json"))
+        own = Tokenizer(folder, read_config(folder)).encode("23")
+        assert own == [built.token_to_id(letter) for letter in want], flags
+        for kind in (transformers.AutoTokenizer, transformers.PreTrainedTokenizerFast):
+            assert kind.from_pretrained(folder)("23").input_ids == own, (kind, flags)
+
+
 @pytest.mark.parametrize("more, ends", [
     ({"eos_token_id": [1, 7]}, (1, 7)), ({"eos_token_id": 7}, (7,)), ({"eos_token_id": None}, (2,)),
     ({"max_length": 20}, (2,)), ({"eos_token_id": [1, 40, -1, 10 ** 9]}, (1,))])
@@ -355,6 +384,30 @@ def test_a_text_ends_as_generate_ends_it(folder, more, ends):
     write(folder / "generation_config.json", {"eos_token_id": "7"})
     with pytest.raises(ModelError, match="generation_config.json: eos_token_id is '7'"):
         read_config(folder)
+
+
+def write_chain(folder, *tokens, **entries):
+    """A model whose layers add nothing: after each of these tokens it writes the one after it."""
+    write(folder / "config.json", ENTRIES | {"model_type": "llama", "tie_word_embeddings": False}
+          | entries)
+    weights = {name: torch.zeros(shape) for name, shape in shapes(read_config(folder))}
+    weights["model.norm.weight"] += 1
+    for i, (token, after) in enumerate(pairwise(tokens)):
+        weights["model.embed_tokens.weight"][token, i] = 1
+        weights["lm_head.weight"][after, i] = 1
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_a_text_ends_at_a_token_that_only_generation_config_names(folder):
+    write_chain(folder, 3, 4, 5, 7, 8, 9, eos_token_id=1)
+    write(folder / "generation_config.json", {"eos_token_id": [1, 7]})
+    own = [token for token, _ in continuation(load(folder), [3], 5)]
+    assert own == [4, 5, 7]
+    reason = "not proven here: transformers is not installed"
+    transformers = pytest.importorskip("transformers", reason=reason)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    want = theirs.generate(torch.tensor([[3]]), do_sample=False, max_new_tokens=5)
+    assert want[0, 1:].tolist() == own
 
 
 def test_a_conversation_goes_through_the_folders_template(folder):

@@ -27,6 +27,7 @@ from layer3_system import (
 )
 from layer3_system.bench.soak import KINDS, RECORD, alone, line, soak
 from layer3_system.s01_request import Detokenizer
+from tests.layer2_graph.test_folders import write, write_chain
 from tests.layer3_system.engine_cases import (
     S,
     connected,
@@ -155,6 +156,16 @@ def test_a_model_may_make_its_own_cache():
     assert model.sizes == (7, S, model.embedding.dtype, model.embedding.device)
     assert any(r.preemptions for r in answers)
     same_as_alone(*answers)
+
+
+def test_an_answer_ends_at_a_token_that_only_generation_config_names(tmp_path):
+    write_chain(tmp_path, 3, 4, 5, 7, 8, 9, eos_token_id=1)
+    write(tmp_path / "generation_config.json", {"eos_token_id": [1, 7]})
+    pool = BlockPool(7, S)
+    e = Engine(load(tmp_path), ByteTokenizer(), pool, Scheduler(pool))
+    [answer] = e.submit([3], params())
+    run(e)
+    assert (answer.output, answer.reason) == ([4, 5, 7], "stop")
 
 
 # ---- the soak

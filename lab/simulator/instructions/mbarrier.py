@@ -104,7 +104,7 @@ class Barriers:
                 f"are missing")
         others = wave.scheduler.barriers.who_waits(elsewhere[elsewhere // T == lanes[0] // T])
         raise launch.error(inst, "deadlock", "deadlock: no thread can go on. Waiting: "
-                           + "; ".join(words + [others] * bool(others)), wave, int(lanes[0]))
+                           + "; ".join(words + ([others] if others else [])), wave, int(lanes[0]))
 
 
 def barriers(wave):
