@@ -370,7 +370,7 @@ def test_what_stands_around_a_text_is_as_in_transformers(folder, marks, form, wa
 @pytest.mark.parametrize("more, ends", [
     ({"eos_token_id": [1, 7]}, (1, 7)), ({"eos_token_id": 7}, (7,)), ({"eos_token_id": None}, (2,)),
     ({"max_length": 20}, (2,)), ({"eos_token_id": [1, 40, -1, 10 ** 9]}, (1,))])
-def test_a_text_ends_as_generate_ends_it(folder, more, ends):
+def test_a_text_ends_where_the_folder_says(folder, more, ends):
     config = json.loads((folder / "config.json").read_text())
     write(folder / "config.json", config | {"eos_token_id": 2})
     write(folder / "generation_config.json", more)
