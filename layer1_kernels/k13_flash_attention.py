@@ -72,7 +72,7 @@ def predict_traffic_ratio():
     One head, not causal, T = N = 4096, D = 128, every number 2 bytes.
     Each kernel reads each of its inputs once and writes its output once.
     """
-    # exercise: q, k, v, out have N · D numbers each, the matrix has N · N. Which kernel moves which?
+    # exercise: q, k, v, out have N · D numbers, the matrix has N · N. Which kernel moves which?
     N = 4096
     D = 128
     return (4 * N * D + 4 * N * N) / (4 * N * D)

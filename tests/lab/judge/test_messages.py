@@ -147,7 +147,7 @@ def test_triton_names_the_line_of_the_function_that_is_called(body, says, line):
 
 
 @pytest.mark.parametrize("body, says", [
-    ("    i = tl.arange(0, BLOCK)\n    z[i] = x[i] + y[i]\n", "a pointer is not an array: tl.load("),
+    ("    i = tl.arange(0, BLOCK)\n    z[i] = x[i] + y[i]\n", "a pointer is not an array: tl.load"),
     ("    i = tl.arange(0, BLOCK)\n    z[i] = 1.0\n", "tl.store(z + i, values, mask) writes"),
     ("    i = tl.arange(0, BLOCK)\n    for j in i:\n        tl.store(z + j, 0.0)\n",
      "a `for` counts over range(…)"),
