@@ -66,15 +66,16 @@ class StructuredOutputs:
             raise RequestError(f"structured_outputs: {name}: expected a text, found {value!r}")
 
 
-def parameter(default, expected, right, passed_through=True):
+def parameter(default, expected, right, client="as it is", scores=False):
     """A field of SamplingParams, declared in one place.
 
     expected: what a wrong value's error says    right: whether a value is right
-    passed_through: a client's field of the same name holds the value as it is; False where the
-    server reads it in another way
+    client: how a client's field of the same name is read: "as it is", "otherwise", or None where a
+    client has no such field
+    scores: whether any value but the default changes the scores of tokens
     """
     return field(default=default, metadata={"expected": expected, "right": right,
-                                            "passed_through": passed_through})
+                                            "client": client, "scores": scores})
 
 
 @dataclass(frozen=True)
@@ -114,23 +115,22 @@ class SamplingParams:
         None, "an integer of 64 bits", lambda v: v is None or whole(v, -2**63, 2**63 - 1))
     stop: tuple[str, ...] = parameter(
         (), "at most 16 texts, none of them empty", lambda v: texts(v) and len(v) <= 16,
-        passed_through=False)
-    stop_token_ids: tuple[int, ...] = parameter((), "a list of tokens", tokens,
-                                                passed_through=False)
+        client="otherwise")
+    stop_token_ids: tuple[int, ...] = parameter((), "a list of tokens", tokens, client="otherwise")
     ignore_eos: bool = parameter(False, "true or false", lambda v: isinstance(v, bool))
-    logprobs: int | None = parameter(None, "an integer from 0 to 20", few, passed_through=False)
-    prompt_logprobs: int | None = parameter(None, "an integer from 0 to 20", few,
-                                            passed_through=False)
+    logprobs: int | None = parameter(None, "an integer from 0 to 20", few, client="otherwise")
+    prompt_logprobs: int | None = parameter(None, "an integer from 0 to 20", few, client=None)
     n: int = parameter(1, "an integer from 1 to 128", lambda v: whole(v, 1, 128))
-    min_p: float = parameter(0.0, "a number from 0 to 1", lambda v: number(v) and 0 <= v <= 1)
+    min_p: float = parameter(
+        0.0, "a number from 0 to 1", lambda v: number(v) and 0 <= v <= 1, scores=True)
     presence_penalty: float = parameter(
-        0.0, "a number from -2 to 2", lambda v: number(v) and -2 <= v <= 2)
+        0.0, "a number from -2 to 2", lambda v: number(v) and -2 <= v <= 2, scores=True)
     frequency_penalty: float = parameter(
-        0.0, "a number from -2 to 2", lambda v: number(v) and -2 <= v <= 2)
+        0.0, "a number from -2 to 2", lambda v: number(v) and -2 <= v <= 2, scores=True)
     repetition_penalty: float = parameter(
-        1.0, "a number from 0.01 to 100", lambda v: number(v) and 0.01 <= v <= 100)
+        1.0, "a number from 0.01 to 100", lambda v: number(v) and 0.01 <= v <= 100, scores=True)
     logit_bias: tuple[tuple[int, float], ...] = parameter(
-        (), "tokens, each with a number from -100 to 100", biases)
+        (), "tokens, each with a number from -100 to 100", biases, scores=True)
     structured_outputs: StructuredOutputs | None = parameter(
         None, "a regex, a JSON schema or json_object",
         lambda v: v is None or isinstance(v, StructuredOutputs))
@@ -152,9 +152,11 @@ class SamplingParams:
     @property
     def changes_scores(self) -> bool:
         """Whether penalties have anything to do."""
-        return bool(self.min_p or self.presence_penalty or self.frequency_penalty
-                    or self.repetition_penalty != 1 or self.logit_bias)
+        return any(getattr(self, name) != default for name, default in SCORE_FIELDS)
 
 
-# Fields that a client sends under the same name, with the same value.
-PASSED_THROUGH = tuple(f.name for f in fields(SamplingParams) if f.metadata["passed_through"])
+SCORE_FIELDS = tuple((f.name, f.default) for f in fields(SamplingParams) if f.metadata["scores"])
+# Fields that a client sends under the same name, and those of them with the same value.
+CLIENT_FIELDS = tuple(f.name for f in fields(SamplingParams) if f.metadata["client"])
+PASSED_THROUGH = tuple(f.name for f in fields(SamplingParams)
+                       if f.metadata["client"] == "as it is")

@@ -7,12 +7,11 @@ from typing import Any, NamedTuple, NoReturn
 from layer3_system.api_error import ApiError
 from layer3_system.s01_request import SamplingParams
 from layer3_system.s08_server import Limits, boolean, to_params
-from layer3_system.sampling_params import PASSED_THROUGH, RequestError, StructuredOutputs
+from layer3_system.sampling_params import CLIENT_FIELDS, RequestError, StructuredOutputs
 from layer3_system.server.messages import messages_of
 from layer3_system.server.tools import Tools, tool_template, tools_of
 
-KNOWN = {*PASSED_THROUGH, "response_format", "model", "stop", "stop_token_ids", "logprobs",
-         "stream", "stream_options", "user"}
+KNOWN = {*CLIENT_FIELDS, "response_format", "model", "stream", "stream_options", "user"}
 ONLY_TEXT = {"prompt", "echo"}
 ONLY_CHAT = {"messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice",
              "parallel_tool_calls"}
