@@ -334,6 +334,9 @@ def code_mistakes(name, x):
             "less than half of the smallest number becomes the smallest number, where no bit of it "
             "is left: more bits may drop than float64 has",
             at((want == 0) & (x.view(np.int64) & 2**52 - 1 > 0), 1)),
+        "shift_of_63": ("1 << 63 is negative in int64: nothing is left of such an x, so bound the "
+                        "number of bits that drop", at(
+                            54 - M - 2 ** (E - 1) - np.frexp(x)[1] + 1 == 64, -1)),
         "never_0": ("everything above 0 becomes the smallest number or more",
                     at((x > 0) & (want == 0), 1)),
         "always_up": ("numbers are always rounded up", low + (below > 0)),

@@ -445,6 +445,8 @@ def test_step_seconds(subject, agree, recipe, experts, W):
         "rates_swapped": ("`inside` and `across` are swapped", but(tp=slower, dp=1 / slower)),
         "stage_3_once": ("stage 3's weights are counted once per step; every micro-batch gathers "
                          "them", but(dp=1 / times if third else 1)),
+        "scatters_once": ("stage 3's gradients are scattered once per step; every micro-batch "
+                          "scatters its own", but(dp=(2 + 1 / times) / 3 if third else 1)),
         "stage_1_often": ("stage 1's gradients are summed once per micro-batch; once per step is "
                           "enough", but(dp=1 if third else times)),
         "stage_3_as_sum": ("stage 3 is counted as one all_reduce",

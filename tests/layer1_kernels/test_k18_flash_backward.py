@@ -223,6 +223,9 @@ def check_starts(subject, agree, T, N, tile_m, tile_n, causal):
                                        n0 // tile_m * tile_m),
               "start_rounded_up": ("the tile in which the first such query lies is skipped: tiles "
                                    "are rounded down here", -(-query // tile_m) * tile_m),
+              "start_one_early": ("the query before the first that sees a key decides: its tile "
+                                  "may see none of these keys",
+                                  np.maximum(n0 - (N - T) - 1, 0) // tile_m * tile_m),
               "starts_at_zero": ("all tiles of queries are visited, those that see none of these "
                                  "keys too", 0 * n0),
               "before_zero": ("keys before N - T would begin before query 0",

@@ -281,6 +281,8 @@ def check_loss(subject, agree, p, experts, what):
         "not_divided_by_k": ("the shares of the experts add up to k: with k = 2 an even router has "
                              "a loss of 2, expected 1",
                              np.array(E * experts.shape[1] * (shares(experts, E) * mean).sum())),
+        "first_choice": ("only the first choice of each token counts", np.array(
+            E * (shares(experts[:, :1], E) * mean).sum())),
         "no_factor": ("the factor E is missing", np.array((shares(experts, E) * mean).sum()))})
 
 

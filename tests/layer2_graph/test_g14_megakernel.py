@@ -66,6 +66,8 @@ def book(m, tile, layer=None, wrong=None):
                 wait = 1 + 5 * i + op
             if wrong == "residual_alone" and op == DOWN:
                 wait -= 1
+            if wrong == "first_unwaited" and not i and not op:
+                need = 0
             need = {"one_is_enough": 1, "own_tiles": count[op], "one_fewer": need - 1,
                     "no_wait": 0}.get(wrong, need)
             signal = wait if wrong == "signals_what_it_waited_for" else 1 + 5 * i + op
@@ -173,6 +175,7 @@ LIST = {
     "one_is_enough": "it begins when one tile of what it reads is there, and it reads all of them",
     "own_tiles": "it waits for as many signals as its own stage has tiles, not as the stage before",
     "one_fewer": "it begins when all tiles but one are there",
+    "first_unwaited": "layer 0's QKV waits for nothing: the embedding comes before it",
     "no_wait": "it waits for nothing: a counter is never below 0",
     "own_counter": "it waits for the counter of its own stage, which it will raise itself",
     "residual_alone": "DOWN waits for y, which it adds, and not for `hidden`, which it multiplies",
